@@ -22,9 +22,11 @@ use kit::cluster::{NodeKind, NodeSetup, RuntimeSpec, default_deploy};
 use kit::console::Console;
 use kit::daemons::Binaries;
 
-pub use recorder::{RunRecorder, Tally};
-pub use report::{Figures, render};
-pub use schedule::{Batch, ChaosStep, Disruption, Shape, n_admissions, schedule};
+pub use report::Figures;
+
+use recorder::RunRecorder;
+use report::render;
+use schedule::schedule;
 
 /// The nodes of [`PluginMode::NodeKinds`], each with its container runtime. A runtime that obeys the `NVIDIA_VISIBLE_DEVICES`
 /// of images also requires gpushare's NRI plugin.
@@ -62,17 +64,8 @@ impl fmt::Display for PluginMode {
 }
 
 impl PluginMode {
-    /// `--inject` of the plugin.
-    pub fn inject(self) -> &'static str {
-        match self {
-            Self::Cdi => "cdi",
-            Self::Envvar => "envvar",
-            Self::NodeKinds => "auto",
-        }
-    }
-
     /// The number of nodes of the cluster that chaos runs on in this mode.
-    pub(crate) fn n_nodes(self) -> usize {
+    fn n_nodes(self) -> usize {
         match self {
             Self::Cdi | Self::Envvar => 2,
             Self::NodeKinds => KINDS.len(),
@@ -80,26 +73,26 @@ impl PluginMode {
     }
 
     /// The setup of a node of the cluster in this mode; with [`PluginMode::NodeKinds`] the index selects its kind.
-    pub(crate) fn node(self, at: usize, name: &str, mib_of_gpus: &[u64]) -> NodeSetup {
+    fn node(self, at: usize, name: &str, mib_of_gpus: &[u64]) -> NodeSetup {
+        let usual = NodeSetup::new(name, mib_of_gpus);
         match (self, KINDS.get(at)) {
             (Self::NodeKinds, Some((kind, runtime))) => NodeSetup {
                 runtime: *runtime,
+                inject: "auto",
                 ..NodeSetup::of_kind(*kind, name, mib_of_gpus)
             },
-            _ => NodeSetup {
-                driver_limits: self == Self::Cdi,
-                ..NodeSetup::new(name, mib_of_gpus)
+            (Self::Envvar, _) => NodeSetup {
+                inject: "envvar",
+                // In this mode the plugin cannot correct a running pod's environment: without eviction a wrong pod would be held
+                // for ever.
+                plugin_args: ["--evict", "mismatch"].map(str::to_owned).into(),
+                ..usual
             },
-        }
-    }
-
-    /// The flags of the plugin in this mode, besides `--inject`.
-    pub fn plugin_args(self) -> Vec<String> {
-        match self {
-            Self::Cdi | Self::NodeKinds => Vec::new(),
-            // In this mode the plugin cannot correct a running pod's environment: without eviction a wrong pod would be held for
-            // ever.
-            Self::Envvar => vec!["--evict".to_owned(), "mismatch".to_owned()],
+            _ => NodeSetup {
+                inject: "cdi",
+                driver_limits: true,
+                ..usual
+            },
         }
     }
 }
@@ -134,11 +127,9 @@ pub struct ChaosArgs {
 pub async fn run(args: ChaosArgs) -> Result<bool> {
     let console = Console::new(args.json);
     if args.list {
-        for (idx, step) in schedule(args.seed, args.steps, args.mode.n_nodes())
-            .iter()
-            .enumerate()
-        {
-            console.result(&format!("{:4}  {step:?}", idx + 1));
+        let steps = schedule(args.seed, args.steps, args.mode.n_nodes());
+        for (nth, step) in (1..).zip(steps) {
+            console.result(&format!("{nth:4}  {step:?}"));
         }
         return Ok(true);
     }
@@ -155,8 +146,9 @@ pub async fn run(args: ChaosArgs) -> Result<bool> {
     console.finish();
     console.result(&render(&runs));
     for run in &runs {
-        let quotes = run.quotes.iter().chain(&run.violations).take(12);
-        quotes.for_each(|quote| console.result(&format!("{}: {quote}", run.mode)));
+        for quote in run.quotes.iter().chain(&run.violations).take(12) {
+            console.result(&format!("{}: {quote}", run.mode));
+        }
     }
     console.json(&runs);
     Ok(runs.iter().all(Figures::is_ok))
@@ -176,23 +168,19 @@ pub async fn run_schedule(
     let mut runner = runner::Runner::start(mode, seed, deploy, &recorder).await?;
     let crashes = runner.crashes().clone();
     let began = Instant::now();
-    for (idx, step) in steps.iter().enumerate() {
+    for (nth, step) in (1..).zip(&steps) {
         let taken = tokio::select! {
             biased;
             crash = crashes.first() => Err(crash.into()),
             taken = runner.run_step(step) => taken,
         };
+        let dir = runner.dir().display();
         taken.with_context(|| {
-            format!(
-                "{mode}, seed {seed}, step {} of {n_steps}: {step:?}; logs are in {}",
-                idx + 1,
-                runner.dir().display()
-            )
+            format!("{mode}, seed {seed}, step {nth} of {n_steps}: {step:?}; logs are in {dir}")
         })?;
         let tally = recorder.tally();
         console.step(&format!(
-            "{mode}: step {} of {n_steps}, {} pods admitted, {} wrong, {} stale, {} killed by us, {} by kubelet",
-            idx + 1,
+            "{mode}: step {nth} of {n_steps}, {} pods admitted, {} wrong, {} stale, {} killed by us, {} by kubelet",
             tally.admitted.len(),
             tally.wrong.len(),
             tally.stale.len(),

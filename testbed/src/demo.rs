@@ -3,6 +3,7 @@
 //! Everything goes through the API as on a real cluster, and the checks read their values from there.
 
 use std::collections::BTreeMap;
+use std::fmt::Debug;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -151,10 +152,7 @@ const MODEL_REFRESH: Duration = Duration::from_secs(1);
 /// only then, so that every run shows the same.
 async fn until_tried(cluster: &LocalCluster, name: &str) -> Result<()> {
     let is_tried = |pod: &Pod| node_of(pod).is_some() || unscheduled_because(pod).is_some();
-    let tried = |snapshot: &ClusterSnapshot| {
-        let pod = snapshot.pod(name);
-        pod.filter(|pod| is_tried(pod)).map(|_| ())
-    };
+    let tried = |snapshot: &ClusterSnapshot| snapshot.pod(name).is_some_and(is_tried).then_some(());
     let what = format!("pod {name} to be scheduled or refused");
     cluster.until(&what, DEADLINE, tried).await?;
     // No client can see if the model includes the pod already.
@@ -168,12 +166,10 @@ async fn show_pods(cluster: &LocalCluster, pods: &NamespacePods) -> Result<()> {
         pods.create(&PodBuilder::units(name, gib)).await?;
         until_tried(cluster, name).await?;
     }
+    let names = SHOWN.map(|(name, _)| name.to_owned());
     let all_run = |snapshot: &ClusterSnapshot| {
-        let pods = SHOWN.map(|(name, _)| snapshot.pod(name));
         let runs_or_waits = |pod: &Pod| is_running(pod) || node_of(pod).is_none();
-        pods.iter()
-            .all(|pod| pod.is_some_and(runs_or_waits))
-            .then_some(())
+        snapshot.has_all(&names, runs_or_waits).then_some(())
     };
     cluster.until("the pods to run", DEADLINE, all_run).await
 }
@@ -239,8 +235,8 @@ impl Demo {
             ("n3", &[LARGE_GPU_GIB, 8]),
         ] {
             for (idx, size) in sizes.iter().enumerate() {
-                self.run_pod(&format!("fill-{node}-{idx}"), *size, Some(node))
-                    .await?;
+                let name = format!("fill-{node}-{idx}");
+                self.run_pod(&name, *size, Some(node)).await?;
             }
         }
         let free = [("n1", vec![0, 0, 0, 4]), ("n2", vec![4, 4]), ("n3", vec![8, 0])];
@@ -249,34 +245,23 @@ impl Demo {
         }
         self.console.step("filter: where does a pod of 8 GiB fit?");
         let (passed, _) = self.ask_extender(8, &["n1", "n2", "n3"]).await?;
-        self.checks.push(Check::equal(
-            "filter: the extender passes n3 only",
-            &passed,
-            &vec!["n3".to_owned()],
-        ));
+        let wanted = vec!["n3".to_owned()];
+        self.check("filter: the extender passes n3 only", &passed, &wanted);
         let (passed, reasons) = self.ask_extender(8, &["n2"]).await?;
         let name = format!("filter: the extender refuses n2: {}", reasons.join(", "));
-        self.checks
-            .push(Check::equal(name, &(passed.len(), reasons.len()), &(0, 1)));
+        self.check(name, &(passed.len(), reasons.len()), &(0, 1));
         // This drops the attempts to schedule earlier pods from the queue that `next_attempt_of` reads.
         self.cluster.past_attempts();
         self.run_pod("figure-filter", 8, None).await?;
         let attempt = self.next_attempt_of("figure-filter").await?;
-        self.checks.push(Check::equal(
-            "filter: the pod is bound to n3",
-            &attempt.outcome,
-            &SchedulingOutcome::Bound("n3".to_owned()),
-        ));
+        let wanted = SchedulingOutcome::Bound("n3".to_owned());
+        self.check("filter: the pod is bound to n3", &attempt.outcome, &wanted);
         let in_tree = |node: &str| {
             let refusal = attempt.diagnosis.refusals.get(node);
             refusal.is_some_and(|refusal| refusal.reasons == [format!("Insufficient {GPU_MEM}")])
         };
         let name = "filter: the aggregate fit refuses n1, but neither n2 nor n3";
-        self.checks.push(Check::equal(
-            name,
-            &["n1", "n2", "n3"].map(in_tree),
-            &[true, false, false],
-        ));
+        self.check(name, &["n1", "n2", "n3"].map(in_tree), &[true, false, false]);
         Ok(())
     }
 
@@ -293,8 +278,7 @@ impl Demo {
         let snapshot = self.cluster.observer().now();
         let record = snapshot.pod("figure-bind").map(invariants::record).transpose();
         let wanted = Ok(Some(vec![(1, "GPU-n1-1".to_owned())]));
-        self.checks
-            .push(Check::equal("bind: the pod is on GPU 1", &record, &wanted));
+        self.check("bind: the pod is on GPU 1", &record, &wanted);
         Ok(())
     }
 
@@ -319,15 +303,12 @@ impl Demo {
 
     /// Creates a pod that asks for `units` of memory (GiB), on the node if one is given, and waits until it runs.
     async fn run_pod(&self, name: &str, units: u64, node: Option<&str>) -> Result<()> {
-        let spec = PodBuilder::units(name, units);
-        let spec = match node {
-            Some(node) => spec.on(node),
-            None => spec,
-        };
-        self.console.step(&format!(
-            "{name}: {units} GiB{}",
-            node.map(|node| format!(" on {node}")).unwrap_or_default()
-        ));
+        let (mut spec, mut place) = (PodBuilder::units(name, units), String::new());
+        if let Some(node) = node {
+            spec = spec.on(node);
+            place = format!(" on {node}");
+        }
+        self.console.step(&format!("{name}: {units} GiB{place}"));
         self.pods.create(&spec).await?;
         self.until_running(&[name.to_owned()]).await
     }
@@ -341,11 +322,9 @@ impl Demo {
 
     /// Deletes all pods of the demo's namespace.
     async fn clear(&self) -> Result<()> {
-        let pods = self.cluster.observer().now().pods;
-        let own = pods
-            .values()
-            .filter(|pod| pod.namespace().as_deref() == Some(NAMESPACE));
-        let names: Vec<String> = own.map(ResourceExt::name_any).collect();
+        let mut own = self.cluster.observer().now().pods;
+        own.retain(|_, pod| pod.namespace().as_deref() == Some(NAMESPACE));
+        let names: Vec<String> = own.values().map(ResourceExt::name_any).collect();
         self.delete(&names).await
     }
 
@@ -372,10 +351,8 @@ impl Demo {
             serde_json::from_slice(&body).with_context(|| format!("filter answers {status}"))?;
         let mut reasons = answer.failed_nodes.unwrap_or_default();
         reasons.extend(answer.failed_and_unresolvable_nodes.unwrap_or_default());
-        Ok((
-            answer.node_names.unwrap_or_default(),
-            reasons.into_values().collect(),
-        ))
+        let passed = answer.node_names.unwrap_or_default();
+        Ok((passed, reasons.into_values().collect()))
     }
 
     /// Waits for the scheduling loop's next attempt to schedule this pod.
@@ -398,13 +375,14 @@ impl Demo {
         let accounts = invariants::held_amounts(&self.cluster.observer().now(), &invariants::NONE_EXCUSED);
         let gpus = accounts.gpus.values().filter(|gpu| gpu.node == node);
         let free: Vec<u64> = gpus
-            .map(|gpu| (gpu.total - gpu.used().min(gpu.total)) >> 30)
+            .map(|gpu| gpu.total.saturating_sub(gpu.used()) >> 30)
             .collect();
-        self.checks.push(Check::equal(
-            format!("{name}: {wanted:?} GiB"),
-            &free.as_slice(),
-            &wanted,
-        ));
+        self.check(format!("{name}: {wanted:?} GiB"), &free.as_slice(), &wanted);
+    }
+
+    /// Adds the check that two values are equal.
+    fn check<T: PartialEq + Debug>(&mut self, name: impl Into<String>, found: &T, wanted: &T) {
+        self.checks.push(Check::equal(name, found, wanted));
     }
 
     /// Checks that no GPU is oversubscribed and that each container sees the GPUs of its pod's record.

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use crate::scenario::real_gpus::{self, GpuOptions, GpuScenario};
@@ -63,7 +63,7 @@ pub struct ScenarioResult {
     /// Its name.
     pub scenario: &'static str,
     /// The testbed's cluster that it ran on; empty for a real one.
-    pub stage: &'static str,
+    pub stage: String,
     /// Why it failed, if it did.
     pub failure: Option<String>,
     /// The duration of the scenario.
@@ -77,9 +77,9 @@ impl E2eArgs {
             let is_known = all.iter().any(|scenario| name(scenario) == wanted);
             ensure!(is_known, "there is no scenario {wanted:?}{hint}");
         }
-        all.retain(|scenario| {
-            self.scenarios.is_empty() || self.scenarios.iter().any(|wanted| wanted == name(scenario))
-        });
+        if !self.scenarios.is_empty() {
+            all.retain(|scenario| self.scenarios.iter().any(|wanted| wanted == name(scenario)));
+        }
         Ok(all)
     }
 }
@@ -99,11 +99,11 @@ pub async fn run(args: E2eArgs) -> Result<bool> {
     }
     let chosen = choose(&args, commands.as_ref().unwrap_or(&Commands::default()))?;
     if args.list {
-        for scenario in chosen {
-            console.result(&format!(
-                "{:22}{}{}",
-                scenario.name, scenario.about, scenario.needs
-            ));
+        for Scenario {
+            name, about, needs, ..
+        } in chosen
+        {
+            console.result(&format!("{name:22}{about}{needs}"));
         }
         return Ok(true);
     }
@@ -131,11 +131,8 @@ async fn real_world(args: &E2eArgs, kubeconfig: &Path, commands: Option<Commands
 
 /// Runs the scenarios on real GPUs; true if none has failed and one has passed at least.
 async fn on_real_gpus(console: &Console, args: &E2eArgs, commands: Option<Commands>) -> Result<bool> {
-    let chosen = args.named(
-        real_gpus::all(),
-        |scenario| scenario.name,
-        " on real GPUs; see --real-gpus --list",
-    )?;
+    let hint = " on real GPUs; see --real-gpus --list";
+    let chosen = args.named(real_gpus::all(), |scenario| scenario.name, hint)?;
     if args.list {
         for GpuScenario {
             name, about, needs, ..
@@ -145,10 +142,8 @@ async fn on_real_gpus(console: &Console, args: &E2eArgs, commands: Option<Comman
         }
         return Ok(true);
     }
-    let kubeconfig = args
-        .kubeconfig
-        .as_ref()
-        .context("--real-gpus needs --kubeconfig")?;
+    let kubeconfig = args.kubeconfig.as_ref();
+    let kubeconfig = kubeconfig.context("--real-gpus needs --kubeconfig")?;
     let options = GpuOptions::of_real_gpus(args.node.clone(), args.probe_image.clone());
     let world = real_world(args, kubeconfig, commands).await?;
     let (world, report) = real_gpus::run(console, world, &chosen, &options).await?;
@@ -167,11 +162,8 @@ pub async fn on_testbed(
     deploy: PathBuf,
 ) -> Result<Vec<ScenarioResult>> {
     console.step("starting the testbed");
-    let results = ScenarioStage::ALL.map(|stage| {
-        let mut here = chosen.to_vec();
-        here.retain(|scenario| scenario.stages.contains(&stage));
-        on_stage(console, stage, here, deploy.clone())
-    });
+    let on_stages = ScenarioStage::value_variants().iter();
+    let results = on_stages.map(|stage| on_stage(console, *stage, chosen, deploy.clone()));
     Ok(futures::future::try_join_all(results).await?.concat())
 }
 
@@ -179,24 +171,24 @@ pub async fn on_testbed(
 async fn on_stage(
     console: &Console,
     stage: ScenarioStage,
-    chosen: Vec<Scenario>,
+    chosen: &[Scenario],
     deploy: PathBuf,
 ) -> Result<Vec<ScenarioResult>> {
+    let mut chosen = chosen.to_vec();
+    chosen.retain(|scenario| scenario.stages.contains(&stage));
     if chosen.is_empty() {
         return Ok(Vec::new());
     }
-    let mut cluster = LocalCluster::start(stage.spec(deploy))
-        .await
-        .with_context(|| format!("stage {}", stage.name()))?;
+    let started = LocalCluster::start(stage.spec(deploy)).await;
+    let mut cluster = started.with_context(|| format!("stage {}", stage.name()))?;
     let client = cluster.client().clone();
     // The logs are kept unless everything succeeds.
     cluster.keep_files(true);
     let dir = cluster.dir().to_owned();
     let mut world = World::new(client, "e2e", None, Some(cluster)).await?;
-    let results = run_all(console, &mut world, stage.name(), &chosen).await;
+    let results = run_all(console, &mut world, &stage.name(), &chosen).await;
     let is_ok = results.iter().all(|result| result.failure.is_none());
-    let cluster = world.end().await?;
-    if let Some(mut cluster) = cluster {
+    if let Some(mut cluster) = world.end().await? {
         cluster.keep_files(!is_ok);
         cluster.stop().await?;
     }
@@ -210,7 +202,7 @@ async fn on_stage(
 async fn run_all(
     console: &Console,
     world: &mut World,
-    stage: &'static str,
+    stage: &str,
     chosen: &[Scenario],
 ) -> Vec<ScenarioResult> {
     let mut results = Vec::new();
@@ -225,7 +217,7 @@ async fn run_all(
         }
         results.push(ScenarioResult {
             scenario: scenario.name,
-            stage,
+            stage: stage.to_owned(),
             failure,
             seconds: began.elapsed().as_secs_f64(),
         });
@@ -235,16 +227,14 @@ async fn run_all(
 
 /// Selects the scenarios that the arguments name and that the cluster can run.
 fn choose(args: &E2eArgs, commands: &Commands) -> Result<Vec<Scenario>> {
-    let obstacle = |scenario: &Scenario| match &args.kubeconfig {
-        Some(_) => scenario.needs.missing(commands),
-        None => scenario
-            .stages
-            .is_empty()
-            .then(|| "it needs a real cluster: --kubeconfig".to_owned()),
-    };
+    let real_cluster = "it needs a real cluster: --kubeconfig".to_owned();
     let (mut chosen, mut left_out) = (Vec::new(), Vec::new());
     for scenario in args.named(scenario::all(), |scenario| scenario.name, "; see --list")? {
-        match obstacle(&scenario).filter(|_| !args.list) {
+        let obstacle = match &args.kubeconfig {
+            Some(_) => scenario.needs.missing(commands),
+            None => scenario.stages.is_empty().then(|| real_cluster.clone()),
+        };
+        match obstacle.filter(|_| !args.list) {
             Some(obstacle) => left_out.push(format!("{}: {obstacle}", scenario.name)),
             None => chosen.push(scenario),
         }
@@ -259,7 +249,7 @@ fn choose(args: &E2eArgs, commands: &Commands) -> Result<Vec<Scenario>> {
 fn row(result: &ScenarioResult) -> [String; 5] {
     [
         result.scenario.to_owned(),
-        result.stage.to_owned(),
+        result.stage.clone(),
         result.failure.as_ref().map_or("ok", |_| "FAILED").to_owned(),
         format!("{:.1}", result.seconds),
         result.failure.clone().unwrap_or_default(),

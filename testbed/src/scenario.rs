@@ -15,18 +15,40 @@ pub use world::World;
 
 use world::GpuNode;
 
-/// Lists scenarios, each as `"name" => function, "promise";`.
+/// Lists scenarios, each as `"name" => function, "promise";`, after the needs and the testbed clusters of all of them. A scenario
+/// that runs on a real cluster although the others do not has `needs [commands]` behind its name. The promise documents the
+/// function too, which has a comment for what it adds alone.
 ///
-/// A table holds function pointers, and no async function is a pointer to one that returns a boxed future: the macro writes the
+/// A scenario has a function pointer, and no async function is a pointer to one that returns a boxed future: the macro writes the
 /// adapter between the two. `within set_up(world, parts):` runs each scenario inside a function that sets up and cleans up.
 macro_rules! scenarios {
-    ($($name:literal => $body:path, $about:literal;)*) => {
-        &[$(($name, $about, |world| futures::FutureExt::boxed($body(world)))),*]
+    (needs $needs:tt, on $stages:tt, within $set_up:ident $parts:tt: $($list:tt)*) => {
+        scenarios!(@list $needs $stages [$set_up $parts] $($list)*)
     };
-    (within $set_up:ident $parts:tt: $($name:literal => $body:path, $about:literal;)*) => {
-        &[$(($name, $about, scenarios!(@adapter $set_up, $body, $parts))),*]
+    (needs $needs:tt, on $stages:tt: $($list:tt)*) => { scenarios!(@list $needs $stages [] $($list)*) };
+    (on a GPU: $($name:literal $(needs $own:tt)? => $body:path, $about:literal;)*) => {
+        &[$(crate::scenario::real_gpus::GpuScenario {
+            name: $name,
+            about: $about,
+            needs: scenarios!(@needs nothing $($own)?),
+            body: scenarios!(@adapter [] $body),
+        }),*]
     };
-    (@adapter $set_up:ident, $body:path, ($($part:ident),*)) => {
+    (@list $needs:tt $stages:tt $set_up:tt $($name:literal $(needs $own:tt)? => $body:path, $about:literal;)*) => {
+        &[$(crate::scenario::Scenario {
+            name: $name,
+            about: $about,
+            needs: scenarios!(@needs $needs $($own)?),
+            stages: scenarios!(@stages $stages),
+            body: scenarios!(@adapter $set_up $body),
+        }),*]
+    };
+    (@needs nothing) => { crate::scenario::Needs::Commands(&[]) };
+    (@needs $what:literal) => { crate::scenario::Needs::Testbed($what) };
+    (@needs $usual:tt $own:tt) => { crate::scenario::Needs::Commands(&$own) };
+    (@stages [$($stage:ident),*]) => { &[$(crate::scenario::ScenarioStage::$stage),*] };
+    (@adapter [] $body:path) => { |world| futures::FutureExt::boxed($body(world)) };
+    (@adapter [$set_up:ident ($($part:ident),*)] $body:path) => {
         |world| futures::FutureExt::boxed($set_up(world, |$($part),*| futures::FutureExt::boxed($body($($part),*))))
     };
 }
@@ -80,6 +102,9 @@ const DEVICES: &str = "devices.scheduling.koordinator.sh";
 /// The filter's reason for a pod for which no GPU has room.
 const NO_ROOM: &str = "not enough free GPU memory on any one GPU";
 
+/// The words of kube-scheduler about a pod that no node has room for, or no node offers the resource of.
+const NO_NODE: &str = "nodes are available";
+
 /// The function of a scenario.
 type Body = for<'a> fn(&'a mut World) -> BoxFuture<'a, Result<()>>;
 
@@ -103,168 +128,50 @@ impl std::fmt::Debug for Scenario {
     }
 }
 
-/// Name for `--scenario`, the behaviour that the scenario checks, and its function.
-type ScenarioEntry = (&'static str, &'static str, Body);
-
-/// Files of scenarios with the same needs, for the same testbed clusters.
-struct Group {
-    lists: &'static [&'static [ScenarioEntry]],
-    /// The needs of the scenarios that [`needs::of`] does not name.
-    needs: Needs,
-    stages: &'static [ScenarioStage],
-}
-
-/// Every scenario, harmless ones first.
-const GROUPS: &[Group] = &[
-    Group {
-        lists: &[
-            sharing::SCENARIOS,
-            requests::SCENARIOS,
-            isolation::SCENARIOS,
-            attack::tenant::SCENARIOS,
-        ],
-        needs: Needs::Commands(&[]),
-        stages: &[ScenarioStage::Plain, ScenarioStage::Webhooks],
-    },
-    Group {
-        lists: &[daemon_faults::SCENARIOS],
-        needs: Needs::Testbed("its processes"),
-        stages: &[ScenarioStage::Faults],
-    },
-    Group {
-        lists: &[daemon_faults::OF_REAL_CLUSTERS],
-        needs: Needs::Testbed("its processes"),
-        stages: &[],
-    },
-    Group {
-        lists: &[node_faults::SCENARIOS],
-        needs: Needs::Testbed("GPUs that fall sick on command"),
-        stages: &[ScenarioStage::Faults],
-    },
-    Group {
-        lists: &[network_faults::SCENARIOS],
-        needs: Needs::Testbed("an API server that fails on command"),
-        stages: &[ScenarioStage::Faults],
-    },
-    Group {
-        lists: &[old_nodes::SCENARIOS],
-        needs: Needs::Testbed("a node without kubelet"),
-        stages: &[ScenarioStage::Faults],
-    },
-    Group {
-        lists: &[records::SCENARIOS],
-        // The shipped policy would refuse the forged records before the daemons see them.
-        needs: Needs::Testbed("no policy that guards records"),
-        stages: &[ScenarioStage::Faults],
-    },
-    Group {
-        lists: &[waits::SCENARIOS],
-        needs: Needs::Testbed("a kube-scheduler that waits on command"),
-        stages: &[ScenarioStage::Waiting],
-    },
-    Group {
-        lists: &[openings::SCENARIOS],
-        needs: Needs::Testbed("a scheduler with other flags, at a known address"),
-        stages: &[ScenarioStage::Waiting],
-    },
-    Group {
-        lists: &[making_room::SCENARIOS],
-        needs: Needs::Testbed("a scheduler with other flags, at a known address"),
-        stages: &[ScenarioStage::MakingRoom],
-    },
-    Group {
-        lists: &[all_devices::SCENARIOS, policies::SCENARIOS],
-        needs: Needs::Testbed("daemons with other flags"),
-        stages: &[ScenarioStage::Faults, ScenarioStage::Webhooks],
-    },
-    Group {
-        lists: &[preemption::SCENARIOS],
-        needs: Needs::Testbed("a watch that is late on command"),
-        stages: &[ScenarioStage::Waiting],
-    },
-    Group {
-        lists: &[gangs::SCENARIOS],
-        needs: Needs::Testbed("two nodes, with five GPUs"),
-        stages: &[ScenarioStage::Waiting],
-    },
-    Group {
-        lists: &[
-            webhooks::SCENARIOS,
-            slow::SCENARIOS,
-            attack::network::SCENARIOS,
-            attack::tenant::DETOURS,
-        ],
-        needs: Needs::Testbed("the port of the webhooks"),
-        stages: &[ScenarioStage::Webhooks],
-    },
-    Group {
-        lists: &[kubelet_accounting::SCENARIOS],
-        needs: Needs::Testbed("GPUs that fall sick on command"),
-        stages: &[ScenarioStage::Plugins],
-    },
-    Group {
-        lists: &[unreliable_api_server::SCENARIOS],
-        needs: Needs::Testbed("an API server that fails on command"),
-        stages: &[ScenarioStage::Plugins],
-    },
-    Group {
-        lists: &[plugin_alone::SCENARIOS, attack::network::OF_PLUGIN],
-        needs: Needs::Testbed("an API server that fails on command"),
-        stages: &[ScenarioStage::PluginAlone],
-    },
-    Group {
-        lists: &[plugin_away::SCENARIOS],
-        needs: Needs::Testbed("plugins that it starts itself"),
-        stages: &[ScenarioStage::Faults],
-    },
-    Group {
-        lists: &[replicas::SCENARIOS],
-        needs: Needs::Testbed("replicas that it starts itself"),
-        stages: &[ScenarioStage::Replicas],
-    },
-    Group {
-        lists: &[second_scheduler::SCENARIOS],
-        needs: Needs::Testbed("replicas that it starts itself"),
-        stages: &[ScenarioStage::Second],
-    },
-    Group {
-        lists: &[sampling::SCENARIOS],
-        needs: Needs::Testbed("nodes that are objects only"),
-        stages: &[ScenarioStage::Second],
-    },
-    Group {
-        lists: &[
-            vendors::SCENARIOS,
-            claims::SCENARIOS,
-            runtime_hook::SCENARIOS,
-            attack::tenant::ON_HOOKED,
-            migration::SCENARIOS,
-            nonsense::SCENARIOS,
-            other_types::SCENARIOS,
-        ],
-        needs: Needs::Testbed("nodes of other kinds"),
-        stages: &[ScenarioStage::Mixed],
-    },
-    Group {
-        lists: &topology::SCENARIOS,
-        needs: Needs::Testbed("machines of known topologies"),
-        stages: &[ScenarioStage::Topology],
-    },
+/// The scenarios of each file, harmless ones first.
+const LISTS: [&[Scenario]; 39] = [
+    sharing::SCENARIOS,
+    requests::SCENARIOS,
+    isolation::SCENARIOS,
+    attack::tenant::SCENARIOS,
+    daemon_faults::SCENARIOS,
+    daemon_faults::OF_REAL_CLUSTERS,
+    node_faults::SCENARIOS,
+    network_faults::SCENARIOS,
+    old_nodes::SCENARIOS,
+    records::SCENARIOS,
+    waits::SCENARIOS,
+    openings::SCENARIOS,
+    making_room::SCENARIOS,
+    all_devices::SCENARIOS,
+    policies::SCENARIOS,
+    preemption::SCENARIOS,
+    gangs::SCENARIOS,
+    webhooks::SCENARIOS,
+    slow::SCENARIOS,
+    attack::network::SCENARIOS,
+    attack::tenant::DETOURS,
+    kubelet_accounting::SCENARIOS,
+    unreliable_api_server::SCENARIOS,
+    plugin_alone::SCENARIOS,
+    attack::network::OF_PLUGIN,
+    plugin_away::SCENARIOS,
+    replicas::SCENARIOS,
+    second_scheduler::SCENARIOS,
+    sampling::SCENARIOS,
+    vendors::SCENARIOS,
+    claims::SCENARIOS,
+    runtime_hook::SCENARIOS,
+    attack::tenant::ON_HOOKED,
+    migration::SCENARIOS,
+    nonsense::SCENARIOS,
+    other_types::SCENARIOS,
+    topology::joint::SCENARIOS,
+    topology::hints::SCENARIOS,
+    topology::partitions::SCENARIOS,
 ];
 
 /// Every scenario, harmless ones first.
 pub fn all() -> Vec<Scenario> {
-    let mut scenarios = Vec::new();
-    for group in GROUPS {
-        for (name, about, body) in group.lists.iter().copied().flatten() {
-            scenarios.push(Scenario {
-                name,
-                about,
-                needs: needs::of(name, group.needs),
-                stages: group.stages,
-                body: *body,
-            });
-        }
-    }
-    scenarios
+    LISTS.concat()
 }

@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use crate::replicas::{self, NAMESPACE};
@@ -26,14 +26,12 @@ use kit::ports::free_address;
 pub(crate) const PROFILE: &str = "gpushare-scheduler";
 /// The configuration of the second kube-scheduler below `deploy/`.
 const CONFIGURATION: &str = "components/second-scheduler/kube-scheduler-config.yaml";
-/// The Lease by which the two kube-schedulers elect their leader.
-const LEASE: &str = "gpushare-kube-scheduler";
+/// The kind and name of the Lease by which the two kube-schedulers elect their leader.
+pub(crate) const LEASE: (&str, &str) = ("leases", "gpushare-kube-scheduler");
 /// The kind and name of the object that names the leader to the API server's policy.
-const LEADER: (&str, &str) = ("schedulerleaders.gpushare.io", "gpushare-scheduler");
+pub(crate) const LEADER: (&str, &str) = ("schedulerleaders.gpushare.io", "gpushare-scheduler");
 /// The names of the pods.
 const PODS: [&str; 2] = ["gpushare-scheduler-0", "gpushare-scheduler-1"];
-/// Time of the election, for the extender; shorter than by default.
-const FLAGS: [&str; 2] = ["--lease-duration", "4s"];
 /// Longest wait for the answer of a container that may be stopped.
 const ANSWER_TIMEOUT: Duration = Duration::from_millis(50);
 /// Longest wait for one condition.
@@ -88,23 +86,32 @@ impl SecondScheduler {
         Ok(second)
     }
 
-    /// Starts one pod of the second scheduler: the extender and kube-scheduler as two processes.
+    /// Starts one pod of the second scheduler: the extender and kube-scheduler as two processes, with the account of the pod.
     fn start_pod(&mut self, cluster: &LocalCluster, pod: &'static str) -> Result<()> {
         replicas::write_kubeconfig(cluster, pod)?;
         self.api.create("pods", replicas::pod(pod))?;
+        let kubeconfig = replicas::kubeconfig(cluster.dir(), pod);
         let addresses = Addresses {
             extender: free_address()?,
             health: free_address()?,
         };
         self.extenders.insert(pod, addresses);
-        let extender = invocation_of(cluster, pod, SchedulerContainer::Extender)?
+        let command = |container: SchedulerContainer, program| -> Result<Invocation> {
+            let name = format!("{pod}-{container:?}");
+            let program = cluster.binaries().path(program)?;
+            Ok(Invocation::new(&name, program, cluster.dir(), &name))
+        };
+        let extender = command(SchedulerContainer::Extender, Program::Scheduler)?
+            .args(["--fence-bindings", "--lease-duration", "4s"])
+            .kubeconfig(kubeconfig.clone())
             .flag("--listen", &addresses.extender)
             .flag("--health-listen", &addresses.health)
-            .flag("--kube-scheduler-lease", LEASE)
-            .flag("--pod-name", pod)
-            .args(FLAGS);
+            .flag("--kube-scheduler-lease", LEASE.1)
+            .flag("--pod-name", pod);
         let config = write_configuration(cluster, pod, addresses.extender)?;
-        let kube_scheduler = invocation_of(cluster, pod, SchedulerContainer::KubeScheduler)?
+        let kube_scheduler = command(SchedulerContainer::KubeScheduler, Program::Testbed)?
+            .args(["kube-scheduler"])
+            .flag("--kubeconfig", &kubeconfig.display())
             .flag("--config", &config.display())
             .flag("--host-name", pod);
         for (container, invocation) in [
@@ -119,12 +126,10 @@ impl SecondScheduler {
 
     /// The process of a container of a pod.
     pub fn container(&mut self, pod: &str, container: SchedulerContainer) -> Result<&mut Daemon> {
-        for (key, daemon) in &mut self.containers {
-            if *key == (pod, container) {
-                return Ok(daemon);
-            }
-        }
-        bail!("there is no pod {pod}")
+        let mut containers = self.containers.iter_mut();
+        let found = containers.find(|(key, _)| **key == (pod, container));
+        let (_, daemon) = found.with_context(|| format!("there is no pod {pod}"))?;
+        Ok(daemon)
     }
 
     /// URL of a pod's extender.
@@ -136,11 +141,9 @@ impl SecondScheduler {
 
     /// The pod whose kube-scheduler holds the Lease; empty if none does.
     pub fn holder(&self) -> String {
-        let lease = self.api.get("leases", NAMESPACE, LEASE).unwrap_or_default();
-        match object::text(&lease, "/spec/holderIdentity").rsplit_once('_') {
-            Some((pod, _)) => pod.to_owned(),
-            None => String::new(),
-        }
+        let lease = self.api.get(LEASE.0, NAMESPACE, LEASE.1).unwrap_or_default();
+        let holder = object::text(&lease, "/spec/holderIdentity").rsplit_once('_');
+        holder.map_or(String::new(), |(pod, _)| pod.to_owned())
     }
 
     /// Waits until the kube-scheduler of another pod than this holds the Lease; the name of that pod.
@@ -153,71 +156,42 @@ impl SecondScheduler {
         polling::until_found(DEADLINE, found).await
     }
 
-    /// Writes another holder into the Lease, as a person may.
-    pub(crate) fn give_lease_to(&self, holder: &str) -> Result<()> {
-        self.set_holder("leases", LEASE, holder)
-    }
-
-    /// Names another leader to the API server's policy, as a person may.
-    pub(crate) fn name_as_leader(&self, holder: &str) -> Result<()> {
-        self.set_holder(LEADER.0, LEADER.1, holder)
-    }
-
-    /// Writes `spec.holderIdentity`, which the Lease and the leader's object both have.
-    fn set_holder(&self, resource: &str, name: &str, holder: &str) -> Result<()> {
+    /// Writes another holder into the Lease or into the leader's object, as a person may.
+    pub(crate) fn set_holder(&self, (resource, name): (&str, &str), holder: &str) -> Result<()> {
         let patch = json!({"spec": {"holderIdentity": holder}});
         self.api.patch(resource, NAMESPACE, name, patch)?;
         Ok(())
     }
 
-    /// The pods whose extenders say, in a metric, that they may bind; at most one may say so.
-    ///
-    /// # Errors
-    /// More than one says so.
-    pub(crate) async fn deciders(&self) -> Result<Vec<&'static str>> {
+    /// Fails if the extenders of more than one pod say, in a metric, that they may bind.
+    pub(crate) async fn ensure_one_decides(&self) -> Result<()> {
         let client = HttpClient::new();
         let mut deciders = Vec::new();
         for (pod, addresses) in &self.extenders {
-            let asked = async { client.get(&format!("http://{}/metrics", addresses.health)).await };
+            let url = format!("http://{}/metrics", addresses.health);
+            let asked = tokio::time::timeout(ANSWER_TIMEOUT, client.get(&url)).await;
             // A container that is stopped or dead decides nothing.
-            if let Ok(Ok((_, body))) = tokio::time::timeout(ANSWER_TIMEOUT, asked).await
-                && String::from_utf8_lossy(&body)
-                    .lines()
-                    .any(|line| line == IS_LEADER)
+            let body = asked.ok().and_then(Result::ok).unwrap_or_default().1;
+            if String::from_utf8_lossy(&body)
+                .lines()
+                .any(|line| line == IS_LEADER)
             {
                 deciders.push(*pod);
             }
         }
         ensure!(deciders.len() <= 1, "{deciders:?} decide at one time");
-        Ok(deciders)
+        Ok(())
     }
 
     /// Ends all processes and removes their objects.
     pub fn end(self) -> Result<()> {
         let api = self.api.clone();
         drop(self);
-        if api.get("leases", NAMESPACE, LEASE).is_ok() {
-            api.delete("leases", NAMESPACE, LEASE, None)?;
+        if api.get(LEASE.0, NAMESPACE, LEASE.1).is_ok() {
+            api.delete(LEASE.0, NAMESPACE, LEASE.1, None)?;
         }
         replicas::clean(&api)
     }
-}
-
-/// The command line of a pod's container with the pod's account, but without its addresses.
-fn invocation_of(cluster: &LocalCluster, pod: &str, container: SchedulerContainer) -> Result<Invocation> {
-    let name = format!("{pod}-{container:?}");
-    let kubeconfig = replicas::kubeconfig(cluster.dir(), pod);
-    let program = match container {
-        SchedulerContainer::Extender => Program::Scheduler,
-        SchedulerContainer::KubeScheduler => Program::Testbed,
-    };
-    let start = Invocation::new(&name, cluster.binaries().path(program)?, cluster.dir(), &name);
-    Ok(match container {
-        SchedulerContainer::Extender => start.args(["--fence-bindings"]).kubeconfig(kubeconfig),
-        SchedulerContainer::KubeScheduler => start
-            .args(["kube-scheduler"])
-            .flag("--kubeconfig", &kubeconfig.display()),
-    })
 }
 
 /// The configuration of a pod's kube-scheduler: the shipped one, with short times and the address of the pod's extender.

@@ -31,10 +31,8 @@ struct AccountedGpu {
 
 /// Returns a sentence for each GPU whose amounts in the scheduler differ from the sums of the records.
 pub(super) async fn differences(client: &HttpClient, scheduler: &str, accounts: &HeldAmounts) -> Vec<String> {
-    let answer = match client
-        .get(&format!("{scheduler}/gpushare-scheduler/inspect"))
-        .await
-    {
+    let url = format!("{scheduler}/gpushare-scheduler/inspect");
+    let answer = match client.get(&url).await {
         Ok((_, body)) => serde_json::from_slice::<InspectReply>(&body).map_err(|error| error.to_string()),
         Err(error) => Err(error.to_string()),
     };
@@ -50,16 +48,12 @@ fn compare(nodes: Vec<NodeAmounts>, accounts: &HeldAmounts) -> Vec<String> {
     let mut found: Vec<String> = Vec::new();
     let mut by_gpu = BTreeMap::new();
     for node in nodes {
-        found.extend(
-            node.problems
-                .iter()
-                .map(|problem| format!("the scheduler says of {}: {problem}", node.name)),
-        );
-        by_gpu.extend(
-            node.devs
-                .into_iter()
-                .map(|gpu| ((node.name.clone(), gpu.id), (gpu.used_bytes, gpu.used_core))),
-        );
+        for problem in &node.problems {
+            found.push(format!("the scheduler says of {}: {problem}", node.name));
+        }
+        for gpu in node.devs {
+            by_gpu.insert((node.name.clone(), gpu.id), (gpu.used_bytes, gpu.used_core));
+        }
     }
     for (key, gpu) in &accounts.gpus {
         let (recorded, reported) = ((gpu.used(), gpu.core), by_gpu.get(key).copied());

@@ -24,7 +24,7 @@ const QUOTED: usize = 10;
 
 /// The recorder of one run; shared with the kubelets.
 #[derive(Debug, Default)]
-pub struct RunRecorder {
+pub(super) struct RunRecorder {
     api: OnceLock<Api>,
     tally: Mutex<Tally>,
     /// Pods as they were last seen, by UID: a container may start although its pod has just been removed.
@@ -36,55 +36,54 @@ type StartKey = (String, String, u32);
 
 /// The counts of a run.
 #[derive(Clone, Debug, Default)]
-pub struct Tally {
+pub(super) struct Tally {
     /// The number of the step that is under way.
-    pub step: usize,
+    pub(super) step: usize,
     /// Pods that kubelet has admitted or refused, by UID; after a restart it does so again.
-    pub admitted: BTreeSet<String>,
-    /// Starts of containers.
-    pub n_starts: usize,
+    pub(super) admitted: BTreeSet<String>,
+    pub(super) n_starts: usize,
     /// Starts of containers whose record was not seen.
-    pub n_unknown: usize,
+    pub(super) n_unknown: usize,
     /// Starts with other devices than the record named.
-    pub wrong: BTreeSet<StartKey>,
+    pub(super) wrong: BTreeSet<StartKey>,
     /// Wrong starts that see a device which the record does not name.
-    pub sees_more: BTreeSet<StartKey>,
+    pub(super) sees_more: BTreeSet<StartKey>,
     /// Starts with the content of a CDI spec that was not written for them.
-    pub stale: BTreeSet<StartKey>,
+    pub(super) stale: BTreeSet<StartKey>,
     /// Starts with a driver limit other than the container's share.
-    pub other_limits: BTreeSet<StartKey>,
+    pub(super) other_limits: BTreeSet<StartKey>,
     /// Some of the starts in `wrong`, `stale` and `other_limits`, in words.
-    pub wrong_quotes: Vec<String>,
+    pub(super) wrong_quotes: Vec<String>,
     /// Pods that kubelet failed because the plugin answered with an error, in words.
-    pub failed_by_plugin: Vec<String>,
+    pub(super) failed_by_plugin: Vec<String>,
     /// Pods that the plugin evicted: they are gone although no step has deleted them.
-    pub evicted: BTreeSet<String>,
+    pub(super) evicted: BTreeSet<String>,
     /// Pods that kubelet failed without an error from the plugin, as while the plugin is away, in words.
-    pub failed_by_kubelet: Vec<String>,
+    pub(super) failed_by_kubelet: Vec<String>,
     /// Starts that were refused and tried again, by the first words of the reason.
-    pub refusals: BTreeMap<String, usize>,
+    pub(super) refusals: BTreeMap<String, usize>,
     /// The delay of each start through the plugin, as it would be with kubelet's own pause between two tries.
-    pub delays: Vec<Duration>,
+    pub(super) delays: Vec<Duration>,
     /// The duration of kubelet's admission of each pod.
-    pub admissions: Vec<Duration>,
+    pub(super) admissions: Vec<Duration>,
     /// Violations of other invariants, with the step after which they were found.
-    pub violations: Vec<String>,
+    pub(super) violations: Vec<String>,
 }
 
 impl RunRecorder {
     /// Sets the API server whose objects have the records.
-    pub fn connect(&self, api: Api) {
+    pub(super) fn connect(&self, api: Api) {
         // A second call would set the same cluster.
         let _ = self.api.set(api);
     }
 
     /// The counts so far.
-    pub(crate) fn tally(&self) -> MutexGuard<'_, Tally> {
+    pub(super) fn tally(&self) -> MutexGuard<'_, Tally> {
         self.tally.lock()
     }
 
     /// Records the start of a container.
-    pub(crate) fn note_start(&self, node: &str, start: &ContainerStart) {
+    pub(super) fn note_start(&self, node: &str, start: &ContainerStart) {
         let container = &start.container;
         let view = self.view(node, start);
         let mut tally = self.tally();
@@ -102,7 +101,7 @@ impl RunRecorder {
     }
 
     /// Records a container whose driver limit is not its share of a GPU of this size.
-    pub(crate) fn note_limit(&self, container: &RuntimeContainer, gpu_mib: u64) {
+    pub(super) fn note_limit(&self, container: &RuntimeContainer, gpu_mib: u64) {
         let Some(what) = invariants::wrong_limit(container, gpu_mib) else {
             return;
         };
@@ -113,15 +112,13 @@ impl RunRecorder {
     }
 
     /// Remembers pods as they are now, besides earlier ones.
-    pub(crate) fn note_pods(&self, pods: BTreeMap<String, Pod>) {
-        let by_uid = pods
-            .into_values()
-            .filter_map(|pod| Some((pod.metadata.uid.clone()?, pod)));
-        self.known().extend(by_uid);
+    pub(super) fn note_pods(&self, pods: BTreeMap<String, Pod>) {
+        let by_uid = |pod: Pod| Some((pod.metadata.uid.clone()?, pod));
+        self.known().extend(pods.into_values().filter_map(by_uid));
     }
 
     /// Remembers pods as they are now, and forgets all earlier ones.
-    pub(crate) fn replace_pods(&self, pods: BTreeMap<String, Pod>) {
+    pub(super) fn replace_pods(&self, pods: BTreeMap<String, Pod>) {
         self.known().clear();
         self.note_pods(pods);
     }
@@ -147,23 +144,21 @@ impl RunRecorder {
     }
 
     /// Records violations of other invariants.
-    pub(crate) fn note_violations(&self, found: Vec<String>) {
+    pub(super) fn note_violations(&self, found: Vec<String>) {
         let mut tally = self.tally();
-        let step = tally.step;
-        tally.violations.extend(
-            found
-                .into_iter()
-                .map(|violation| format!("step {step}: {violation}")),
-        );
+        for violation in found {
+            let sentence = format!("step {}: {violation}", tally.step);
+            tally.violations.push(sentence);
+        }
     }
 
     /// Records pods that are gone although no step has deleted them.
-    pub(crate) fn note_evicted(&self, pods: BTreeSet<String>) {
+    pub(super) fn note_evicted(&self, pods: BTreeSet<String>) {
         self.tally().evicted.extend(pods);
     }
 
     /// Records an admission, and kubelet's refusal if there is one.
-    pub(crate) fn note_admission(&self, admission: &PodAdmission) {
+    pub(super) fn note_admission(&self, admission: &PodAdmission) {
         let mut tally = self.tally();
         tally.admitted.insert(admission.uid.clone());
         tally.admissions.push(admission.took);
@@ -181,7 +176,7 @@ impl RunRecorder {
 
 impl Tally {
     /// Returns true if no start was wrong and no other invariant was violated.
-    pub(crate) fn is_clean(&self) -> bool {
+    pub(super) fn is_clean(&self) -> bool {
         self.violations.is_empty()
             && self.wrong.is_empty()
             && self.stale.is_empty()
@@ -189,7 +184,7 @@ impl Tally {
     }
 
     /// Records a container whose CDI specs were not written for this start.
-    pub(crate) fn note_stale(&mut self, container: &RuntimeContainer) {
+    pub(super) fn note_stale(&mut self, container: &RuntimeContainer) {
         let Some(what) = invariants::stale_spec(container) else {
             return;
         };
@@ -206,7 +201,7 @@ impl Tally {
     }
 
     /// Records a container that sees other devices than its record names.
-    pub(crate) fn note_wrong(&mut self, uid: &str, n_starts: u32, view: &ContainerView) {
+    pub(super) fn note_wrong(&mut self, uid: &str, n_starts: u32, view: &ContainerView) {
         let start = (uid.to_owned(), view.container.clone(), n_starts);
         if view.sees.iter().any(|device| !view.should_see.contains(device)) {
             self.sees_more.insert(start.clone());
@@ -222,11 +217,13 @@ impl Tally {
 
 /// The key of a container's newest start.
 fn start_of(container: &RuntimeContainer) -> StartKey {
-    (
-        container.pod_uid.clone(),
-        container.name.clone(),
-        container.starts,
-    )
+    let RuntimeContainer {
+        pod_uid,
+        name,
+        starts,
+        ..
+    } = container;
+    (pod_uid.clone(), name.clone(), *starts)
 }
 
 /// An object of the API server, decoded; `None` if it does not exist.
@@ -255,10 +252,10 @@ fn is_kubelets_own(reason: &str, message: &str) -> bool {
 /// together.
 fn refusal_kind(refusal: &str) -> String {
     let text = refusal.split("desc = ").last().unwrap_or(refusal);
-    let words = text
-        .split_whitespace()
-        .filter(|word| !word.contains(['/', '=', '"', '-']) && !word.contains(char::is_numeric));
-    words.take(9).collect::<Vec<_>>().join(" ")
+    let mut words: Vec<&str> = text.split_whitespace().collect();
+    words.retain(|word| !word.contains(['/', '=', '"', '-']) && !word.contains(char::is_numeric));
+    words.truncate(9);
+    words.join(" ")
 }
 
 #[cfg(test)]

@@ -56,7 +56,7 @@ pub struct Figures {
 
 impl Figures {
     /// The figures of a run.
-    pub fn of(
+    pub(super) fn of(
         mode: PluginMode,
         seed: u64,
         tally: &Tally,
@@ -95,13 +95,16 @@ impl Figures {
     }
 
     /// Returns true if no start and no amount was wrong. With `envvar` a refused Allocate call may kill a pod.
-    pub fn is_ok(&self) -> bool {
-        let is_right = self.wrong == 0
-            && self.sees_more == 0
-            && self.stale == 0
-            && self.other_limits == 0
-            && self.unknown == 0;
-        self.violations.is_empty() && is_right && (self.mode == PluginMode::Envvar || self.killed == 0)
+    pub(super) fn is_ok(&self) -> bool {
+        let faults = [
+            self.wrong,
+            self.sees_more,
+            self.stale,
+            self.other_limits,
+            self.unknown,
+        ];
+        let may_kill = self.mode == PluginMode::Envvar;
+        self.violations.is_empty() && faults == [0; 5] && (may_kill || self.killed == 0)
     }
 
     /// The number of the plugin's repairs that had this outcome.
@@ -188,7 +191,7 @@ const LAST_ROWS: [&str; 5] = [
 ];
 
 /// Runs side by side, as a table of Markdown.
-pub fn render(runs: &[Figures]) -> String {
+pub(super) fn render(runs: &[Figures]) -> String {
     let mut heals = HEALS.to_vec();
     heals.retain(|(outcome, _)| runs.iter().any(|run| run.n_heals(outcome) > 0));
     let heal_rows = heals.iter().map(|(_, name)| *name);

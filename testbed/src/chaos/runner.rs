@@ -6,8 +6,6 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use futures::future::try_join_all;
-use k8s_openapi::api::core::v1::Pod;
-
 use proto::resource::{GPU_MEM, GPU_SHARED};
 use tokio::time::Instant;
 
@@ -81,8 +79,6 @@ impl Runner {
                         recorder.note_limit(&start.container, UNITS_PER_GPU * 1024);
                     }
                 }),
-                inject: mode.inject(),
-                plugin_args: [node.plugin_args, mode.plugin_args()].concat(),
                 disk_may_be_full: true,
                 // A real kubelet waits ten seconds between two starts; the recorder adds them to the delays.
                 delays: Delays {
@@ -144,8 +140,8 @@ impl Runner {
                 kubelet.drop_stream(GPU_MEM);
                 // A plugin whose stream breaks registers again: a new registration shows that the plugin has noticed the break.
                 let has_noticed = |kubelet: &Kubelet| kubelet.counts().registrations > n_before;
-                self.until_kubelet(*node, "the plugin to notice", has_noticed)
-                    .await?;
+                let what = "the plugin to notice";
+                self.until_kubelet(*node, what, has_noticed).await?;
                 self.until_offered(*node).await?;
             }
             ChaosStep::WipeCdi(node, numbers) => {
@@ -194,9 +190,8 @@ impl Runner {
             }
             let have_started_again = |kubelet: &Kubelet| {
                 let now = kubelet.containers();
-                crashed
-                    .iter()
-                    .all(|old| now.iter().any(|one| is_later_start(one, old)))
+                let is_again = |old| now.iter().any(|one| is_later_start(one, old));
+                crashed.iter().all(is_again)
             };
             let failure = "crashed containers do not start again";
             kubelet
@@ -223,13 +218,8 @@ impl Runner {
 
     /// Waits until kubelet has devices of both resources again, and all of them are healthy.
     async fn until_offered(&mut self, node: usize) -> Result<()> {
-        let offered = |kubelet: &Kubelet| {
-            let capacity = kubelet.capacity();
-            let counts = [GPU_MEM, GPU_SHARED].map(|name| capacity.get(name).copied().unwrap_or_default());
-            counts.iter().all(|(all, healthy)| *all > 0 && all == healthy)
-        };
-        self.until_kubelet(node, "the plugin to register again", offered)
-            .await
+        let what = "the plugin to register again";
+        self.until_kubelet(node, what, offers_all).await
     }
 
     /// Waits until the kubelet of a node meets a condition; `what` names the condition in the error.
@@ -240,17 +230,18 @@ impl Runner {
         condition: impl FnMut(&Kubelet) -> bool,
     ) -> Result<()> {
         let failure = format!("waited in vain for {what}");
-        self.node(node)?
-            .kubelet()
-            .expect_until(DEADLINE, failure, condition)
-            .await
+        let kubelet = self.node(node)?.kubelet();
+        kubelet.expect_until(DEADLINE, failure, condition).await
     }
 
     /// Waits until the pods of these numbers are bound.
     async fn until_bound(&self, numbers: &[usize]) -> Result<()> {
         let names = pod_names(numbers);
-        let is_bound = |pod: &Pod| node_of(pod).is_some();
-        let bound = |snapshot: &ClusterSnapshot| snapshot.has_all(&names, is_bound).then_some(());
+        let bound = |snapshot: &ClusterSnapshot| {
+            snapshot
+                .has_all(&names, |pod| node_of(pod).is_some())
+                .then_some(())
+        };
         self.cluster.until("all pods to be bound", DEADLINE, bound).await
     }
 
@@ -258,9 +249,8 @@ impl Runner {
     async fn until_gone(&self, numbers: &[usize]) -> Result<()> {
         let names = pod_names(numbers);
         let gone = |snapshot: &ClusterSnapshot| snapshot.has_none_of(&names).then_some(());
-        self.cluster
-            .until("deleted pods to be gone", DEADLINE, gone)
-            .await
+        let what = "deleted pods to be gone";
+        self.cluster.until(what, DEADLINE, gone).await
     }
 
     /// Waits until every pod runs or has ended.
@@ -346,13 +336,9 @@ impl Runner {
 
     /// Adds what a plugin has counted to the sums, before it is killed and forgets it.
     async fn count_heals(&mut self, node: usize) {
-        let Ok(node) = self.cluster.node(&node_name(node)) else {
-            return;
-        };
+        let Ok(node) = self.node(node) else { return };
         // A plugin that is down has nothing more to count.
-        let Ok(text) = node.plugin_metrics().await else {
-            return;
-        };
+        let text = node.plugin_metrics().await.unwrap_or_default();
         for (outcome, count) in outcomes(&text) {
             *self.heals.entry(outcome).or_default() += count;
         }
@@ -399,6 +385,18 @@ fn misplaced(cluster: &LocalCluster, snapshot: &ClusterSnapshot) -> Vec<(String,
     found
 }
 
+/// Returns true if kubelet has devices of both resources, and all of them are healthy.
+fn offers_all(kubelet: &Kubelet) -> bool {
+    let capacity = kubelet.capacity();
+    for name in [GPU_MEM, GPU_SHARED] {
+        let (all, healthy) = capacity.get(name).copied().unwrap_or_default();
+        if all == 0 || all != healthy {
+            return false;
+        }
+    }
+    true
+}
+
 /// Returns true if `container` is a later start of the container `earlier`.
 fn is_later_start(container: &RuntimeContainer, earlier: &RuntimeContainer) -> bool {
     let is_same = container.pod_uid == earlier.pod_uid && container.name == earlier.name;
@@ -407,13 +405,11 @@ fn is_later_start(container: &RuntimeContainer, earlier: &RuntimeContainer) -> b
 
 /// Reads the plugin's metric of its reactions to differences (repairs, refusals, reports), by outcome.
 fn outcomes(text: &str) -> BTreeMap<String, u64> {
-    let series = text
-        .lines()
-        .filter(|line| line.starts_with("gpushare_device_plugin_identity_mismatch_total{"));
-    let read = |line: &str| {
-        let outcome = line.split_once("outcome=\"")?.1.split_once('"')?.0;
-        let count: u64 = line.rsplit_once(' ')?.1.parse().ok()?;
-        Some((outcome.to_owned(), count))
-    };
-    series.filter_map(read).collect()
+    text.lines().filter_map(outcome).collect()
+}
+
+fn outcome(line: &str) -> Option<(String, u64)> {
+    let labels = line.strip_prefix("gpushare_device_plugin_identity_mismatch_total{")?;
+    let outcome = labels.split_once("outcome=\"")?.1.split_once('"')?.0;
+    Some((outcome.to_owned(), labels.rsplit_once(' ')?.1.parse().ok()?))
 }

@@ -6,7 +6,6 @@
 use rand::rngs::StdRng;
 use rand::seq::{IndexedRandom, SliceRandom};
 use rand::{RngExt, SeedableRng};
-use serde::Serialize;
 
 use kit::kubelet::OrderRule;
 
@@ -29,8 +28,8 @@ const MOST_PODS: usize = 48;
 const MOST_PODS_OF_NODE: usize = 200;
 
 /// The request of every pod of a batch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub enum Shape {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Shape {
     /// Memory units of one GPU.
     Units(u64),
     /// Memory units of one GPU, and an init container that asks for as much.
@@ -47,7 +46,7 @@ pub enum Shape {
 
 impl Shape {
     /// Memory units that a pod of this shape holds, over all its GPUs.
-    pub fn units(self) -> u64 {
+    pub(super) fn units(self) -> u64 {
         match self {
             Self::Units(units) | Self::UnitsAndInit(units) | Self::InitOnly(units) => units,
             Self::TwoContainers(each) => 2 * each,
@@ -58,9 +57,8 @@ impl Shape {
 }
 
 /// A disruption between the binding of a batch and its admission, or during the admission.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub enum Disruption {
-    /// Nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Disruption {
     Nothing,
     /// The plugin is killed, and registers again before the pods are admitted.
     PluginRestarts,
@@ -99,33 +97,26 @@ pub enum Disruption {
 }
 
 /// Pods that are bound together and admitted together.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Batch {
-    /// Their node.
-    pub node: usize,
-    /// Their numbers.
-    pub pods: Vec<usize>,
-    /// The request of each of these pods.
-    pub shape: Shape,
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Batch {
+    pub(super) node: usize,
+    pub(super) pods: Vec<usize>,
+    pub(super) shape: Shape,
     /// The order in which kubelet admits them.
-    #[serde(skip)]
-    pub order: OrderRule,
+    pub(super) order: OrderRule,
     /// The seed of a shuffled order.
-    pub order_seed: u64,
+    pub(super) order_seed: u64,
     /// The pods among them that are deleted after they are bound and before they are admitted.
-    pub deleted: Vec<usize>,
+    pub(super) deleted: Vec<usize>,
     /// True if the deleted pods vanish at once (grace period 0), without waiting for kubelet.
-    pub by_force: bool,
-    /// The disruption that happens meanwhile.
-    pub meanwhile: Disruption,
+    pub(super) by_force: bool,
+    pub(super) meanwhile: Disruption,
 }
 
 /// One step of a run.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub enum ChaosStep {
-    /// A batch of pods comes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum ChaosStep {
     Batch(Batch),
-    /// Pods are deleted.
     Delete(Vec<usize>),
     /// The containers of pods crash and are started again.
     Crash(Vec<usize>),
@@ -156,7 +147,7 @@ struct Generator {
 }
 
 /// Draws all steps of a run on `n_nodes` nodes; the seed decides them.
-pub fn schedule(seed: u64, n_steps: usize, n_nodes: usize) -> Vec<ChaosStep> {
+pub(super) fn schedule(seed: u64, n_steps: usize, n_nodes: usize) -> Vec<ChaosStep> {
     let mut generator = Generator {
         n_nodes,
         dice: StdRng::seed_from_u64(seed),
@@ -325,15 +316,6 @@ impl Generator {
     }
 }
 
-/// The least number of admissions in a schedule: a pod that is deleted early may never be admitted.
-pub fn n_admissions(steps: &[ChaosStep]) -> usize {
-    let of = |step: &ChaosStep| match step {
-        ChaosStep::Batch(batch) => batch.pods.len() - batch.deleted.len(),
-        _ => 0,
-    };
-    steps.iter().map(of).sum()
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
@@ -343,6 +325,15 @@ mod tests {
     use super::*;
 
     const N_NODES: usize = 2;
+
+    /// The least number of admissions in a schedule: a pod that is deleted early may never be admitted.
+    fn n_admissions(steps: &[ChaosStep]) -> usize {
+        let of = |step: &ChaosStep| match step {
+            ChaosStep::Batch(batch) => batch.pods.len() - batch.deleted.len(),
+            _ => 0,
+        };
+        steps.iter().map(of).sum()
+    }
 
     #[test]
     fn a_seed_determines_the_schedule() {

@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::NAMESPACE;
-use kit::apiserver;
+use kit::apiserver::{self, object};
 
 /// The addresses at which one replica listens, by the flags that set them.
 pub(super) type Ports = BTreeMap<&'static str, SocketAddr>;
@@ -80,23 +80,21 @@ fn backends(
     flag: &str,
 ) -> Vec<SocketAddr> {
     let pods = api.list("pods", Some(NAMESPACE)).unwrap_or_default();
-    let selected = pods.iter().filter(|pod| {
-        let labels = pod.pointer("/metadata/labels");
-        let has = |(key, value): (&String, &String)| {
-            labels.and_then(|labels| labels.get(key)).and_then(Value::as_str) == Some(value)
-        };
-        selector.iter().all(has) && is_ready(pod) && pod.pointer("/metadata/deletionTimestamp").is_none()
-    });
-    selected
-        .filter_map(|pod| addresses.of(pod.pointer("/metadata/name")?.as_str()?, flag))
-        .collect()
+    let mut backends = Vec::new();
+    for pod in pods {
+        let metadata = &pod["metadata"];
+        let is_selected = selector
+            .iter()
+            .all(|(key, value)| metadata["labels"][key] == *value);
+        if is_selected && is_ready(&pod) && metadata["deletionTimestamp"].is_null() {
+            backends.extend(addresses.of(object::text(&pod, "/metadata/name"), flag));
+        }
+    }
+    backends
 }
 
 /// Returns true if a pod's condition `Ready` is true.
 pub(super) fn is_ready(pod: &Value) -> bool {
-    let conditions = pod.pointer("/status/conditions").and_then(Value::as_array);
-    let mut conditions = conditions.into_iter().flatten();
-    conditions.any(|one| {
-        one.get("type") == Some(&Value::from("Ready")) && one.get("status") == Some(&Value::from("True"))
-    })
+    let mut conditions = pod["status"]["conditions"].as_array().into_iter().flatten();
+    conditions.any(|one| one["type"] == "Ready" && one["status"] == "True")
 }

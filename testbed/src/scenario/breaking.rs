@@ -20,6 +20,7 @@ use tokio::time::timeout;
 use super::{DEADLINE, World};
 use kit::files;
 use kit::http_client::{HttpClient, HttpError};
+use kit::kubelet::{Kubelet, KubeletConfig};
 use kit::observer::ClusterSnapshot;
 use kit::parts::{ClusterPart, Commands, NodeFile};
 use kit::pod_fields::{container_statuses, node_of};
@@ -47,8 +48,14 @@ pub(super) struct Killed {
 impl Killed {
     /// Returns true if every container that the part had when it was killed has been replaced by a started one.
     fn has_begun(&self, snapshot: &ClusterSnapshot) -> bool {
-        let begun = |status: &ContainerStatus| !self.containers.contains(&id(status)) && is_started(status);
-        self.containers.is_empty() || containers(snapshot, self.part, &self.node).all(begun)
+        let mut now = containers(snapshot, self.part, &self.node);
+        self.containers.is_empty() || now.all(|status| self.is_replaced_by(status))
+    }
+
+    /// Returns true if the container runs and is none of those that the part had.
+    fn is_replaced_by(&self, status: &ContainerStatus) -> bool {
+        let is_started = status.state.as_ref().is_some_and(|state| state.running.is_some());
+        is_started && !self.containers.contains(&id(status))
     }
 
     /// A sentence if the part does not serve again yet: a container of it has not been replaced or is not ready.
@@ -70,16 +77,16 @@ fn containers<'a>(
     part: ClusterPart,
     node: &'a str,
 ) -> impl Iterator<Item = &'a ContainerStatus> {
-    let container = match part {
-        ClusterPart::Plugin => PLUGIN,
-        ClusterPart::Scheduler => SCHEDULER,
-        ClusterPart::KubeScheduler => "kube-scheduler",
-        ClusterPart::Kubelet | ClusterPart::Containerd | ClusterPart::Apiserver => "",
+    let (pod, container) = match part {
+        ClusterPart::Plugin => (PLUGIN, PLUGIN),
+        ClusterPart::Scheduler => (SCHEDULER, SCHEDULER),
+        ClusterPart::KubeScheduler => (SCHEDULER, "kube-scheduler"),
+        // They run in no pod of gpushare.
+        ClusterPart::Kubelet | ClusterPart::Containerd | ClusterPart::Apiserver => ("", ""),
     };
-    let pods = snapshot.pods.values().filter(move |pod| match part {
-        ClusterPart::Plugin => is_named(pod, PLUGIN) && node_of(pod) == Some(node),
-        _ => is_named(pod, SCHEDULER),
-    });
+    let on_node = move |of: &Pod| part != ClusterPart::Plugin || node_of(of) == Some(node);
+    let pods = snapshot.pods.values();
+    let pods = pods.filter(move |of| is_named(of, pod) && on_node(of));
     let statuses = pods.flat_map(container_statuses);
     statuses.filter(move |status| status.name == container)
 }
@@ -94,11 +101,6 @@ fn is_ready(node: &Node) -> bool {
     let conditions = node.status.as_ref().and_then(|status| status.conditions.as_ref());
     let mut conditions = conditions.into_iter().flatten();
     conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True")
-}
-
-/// Returns true if the container runs.
-fn is_started(status: &ContainerStatus) -> bool {
-    status.state.as_ref().is_some_and(|state| state.running.is_some())
 }
 
 /// A sentence about the nodes with a Device object that are not ready or offer no devices yet; `None` if there are none.
@@ -172,11 +174,10 @@ async fn restart_in_testbed(
         (ClusterPart::KubeScheduler, None) => cluster.start_kube_scheduler().await,
         (ClusterPart::Kubelet, None) => cluster.node(node)?.restart_kubelet().await,
         (ClusterPart::Kubelet, Some(NodeFile::KubeletCheckpoint)) => {
-            let remove = |config: &kit::kubelet::KubeletConfig| {
-                // kubelet may have no checkpoint yet.
-                let _ = std::fs::remove_file(config.checkpoint());
-            };
-            cluster.node(node)?.restart_kubelet_with(remove).await
+            let node = cluster.node(node)?;
+            // kubelet may have no checkpoint yet.
+            let remove = |config: &KubeletConfig| drop(std::fs::remove_file(config.checkpoint()));
+            node.restart_kubelet_with(remove).await
         }
         (part, _) => bail!("the testbed has no {part} that can be killed so"),
     }
@@ -228,13 +229,10 @@ pub(super) async fn until_plugin_waits_for_kubelet(world: &mut World, node: &str
         let killed = world.killed.last().context("the plugin was not killed")?;
         let runs = |snapshot: &ClusterSnapshot| {
             let mut statuses = containers(snapshot, ClusterPart::Plugin, node);
-            let is_again =
-                |status: &&ContainerStatus| !killed.containers.contains(&id(status)) && is_started(status);
-            statuses.find(is_again).map(drop)
+            statuses.any(|status| killed.is_replaced_by(status)).then_some(())
         };
-        return world
-            .until("the plugin to run without kubelet's socket", runs)
-            .await;
+        let what = "the plugin to run without kubelet's socket";
+        return world.until(what, runs).await;
     }
     let found = world.node(node)?;
     let plugin = found.plugin().context("the node has no plugin")?;
@@ -257,10 +255,10 @@ pub(super) async fn until_serving(world: &World, killed: &[Killed], deadline: Du
         return cluster.until_ready(deadline).await;
     }
     let is_ready = |snapshot: &ClusterSnapshot| {
-        let missing = killed
-            .iter()
-            .filter_map(|killed| killed.not_serving_again(snapshot));
-        let missing: Vec<String> = missing.chain(unready_nodes(snapshot)).collect();
+        let mut missing: Vec<String> = unready_nodes(snapshot).into_iter().collect();
+        for killed in killed {
+            missing.extend(killed.not_serving_again(snapshot));
+        }
         if missing.is_empty() {
             Ok(())
         } else {
@@ -282,7 +280,7 @@ async fn until_plugin_logs(world: &World, killed: &Killed, deadline: Duration) -
     let mut pods = snapshot.pods.values().filter(|pod| is_named(pod, PLUGIN));
     let plugin = pods.find(|pod| node_of(pod) == Some(&killed.node));
     let Some(plugin) = plugin else { return Ok(()) };
-    let pods: Api<Pod> = Api::namespaced(world.client.0.clone(), &plugin.namespace().unwrap_or_default());
+    let pods: Api<Pod> = Api::namespaced(world.client(), &plugin.namespace().unwrap_or_default());
     let name = plugin.name_any();
     let has_logged = || async {
         let since = i64::try_from(killed.at.elapsed().as_secs()).unwrap_or(i64::MAX);
@@ -291,9 +289,8 @@ async fn until_plugin_logs(world: &World, killed: &Killed, deadline: Duration) -
             ..LogParams::default()
         };
         // kubelet hands out the log, and may not serve yet.
-        pods.logs(&name, &params)
-            .await
-            .is_ok_and(|log| log.contains(REGISTERED))
+        let log = pods.logs(&name, &params).await.unwrap_or_default();
+        log.contains(REGISTERED)
     };
     let failure = format!("the plugin of {} has not registered again", killed.node);
     polling::until(deadline, failure, has_logged).await
@@ -303,7 +300,7 @@ async fn until_plugin_logs(world: &World, killed: &Killed, deadline: Duration) -
 pub(super) async fn until_registered(world: &mut World, node: &str) -> Result<()> {
     if world.cluster.is_some() {
         let kubelet = world.node(node)?.kubelet();
-        let serves = |kubelet: &kit::kubelet::Kubelet| {
+        let serves = |kubelet: &Kubelet| {
             let counts = kubelet.capacity();
             counts.len() >= 2 && counts.values().all(|(_, healthy)| *healthy > 0)
         };

@@ -6,15 +6,13 @@ use anyhow::{Result, bail, ensure};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use proto::record::{DEVICE_ALLOCATED, MEM_IDX};
+use serde_json::{Value, json};
 
 use super::World;
 use kit::cluster::LocalCluster;
-use kit::invariants;
+use kit::invariants::{self, VISIBLE_DEVICES};
 use kit::kubelet::RuntimeContainer;
 use kit::pods::PodBuilder;
-
-/// The words of kube-scheduler about a pod that no node has room for, or no node offers the resource of.
-pub(super) const NO_ROOM: &str = "nodes are available";
 
 /// The result that a scenario expects for a pod.
 #[derive(Clone, Copy, Debug)]
@@ -32,7 +30,25 @@ pub(super) enum Expected {
     Invalid(&'static str),
 }
 
+/// The results without webhooks and with them.
+pub(super) type Results = [Expected; 2];
+
+/// The same result, with webhooks and without.
+pub(super) const fn always(expected: Expected) -> Results {
+    [expected; 2]
+}
+
+/// The environment of a container that sets the variable by which NVIDIA's runtime shows GPUs.
+pub(super) fn visible(value: &str) -> Value {
+    json!([{"name": VISIBLE_DEVICES, "value": value}])
+}
+
 impl Expected {
+    /// The result of these that this cluster should have.
+    pub(super) fn here(world: &World, [without, with]: Results) -> Self {
+        if world.has_webhooks { with } else { without }
+    }
+
     /// Creates the pod and waits for this result; returns the pod if it runs.
     pub(super) async fn try_pod(self, world: &World, spec: PodBuilder) -> Result<Option<Pod>> {
         let name = spec.pod()?.name_any();
@@ -40,10 +56,8 @@ impl Expected {
             Self::Runs(n_gpus) => {
                 let pod = started(world, spec, n_gpus).await?;
                 let seen = seen_gpus(world, &name);
-                ensure!(
-                    n_gpus > 0 || seen.is_empty(),
-                    "{name} should see no GPU and sees {seen:?}"
-                );
+                let is_right = n_gpus > 0 || seen.is_empty();
+                ensure!(is_right, "{name} should see no GPU and sees {seen:?}");
                 return Ok(Some(pod));
             }
             Self::Exposed => {
@@ -53,19 +67,11 @@ impl Expected {
                 return Ok(Some(pod));
             }
             Self::Refused(words) => world.ensure_is_refused(spec, words).await?,
-            Self::Waits(words) => {
-                world.create(spec).await?;
-                world.until_refused(&name, words).await?;
-            }
+            Self::Waits(words) => world.create_refused(spec, words).await?,
             Self::Invalid(words) => match world.create(spec).await {
                 Ok(_) => bail!("{name} was made"),
-                Err(error) => {
-                    let text = format!("{error:#}");
-                    ensure!(
-                        text.contains(words),
-                        "{name} is not refused with {words:?}: {text}"
-                    );
-                }
+                Err(error) if format!("{error:#}").contains(words) => {}
+                Err(error) => return Err(error.context(format!("{name} is not refused with {words:?}"))),
             },
         }
         Ok(None)
@@ -75,11 +81,10 @@ impl Expected {
 /// Starts a pod and checks that its record names this number of GPUs; a pod without a record has none.
 async fn started(world: &World, spec: PodBuilder, n_gpus: usize) -> Result<Pod> {
     let pod = world.start(spec).await?;
-    let gpus = recorded_gpus(&pod)?;
+    let (name, gpus) = (pod.name_any(), recorded_gpus(&pod)?);
     ensure!(
         gpus.len() == n_gpus,
-        "{} should have {n_gpus} GPUs and has {gpus:?}",
-        pod.name_any()
+        "{name} should have {n_gpus} GPUs and has {gpus:?}"
     );
     Ok(pod)
 }
@@ -103,13 +108,11 @@ fn seen_gpus(world: &World, name: &str) -> BTreeSet<String> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     #[test]
     fn a_record_that_does_not_parse_is_not_one_of_no_gpu() {
-        let gpus = |annotations: serde_json::Value| {
+        let gpus = |annotations: Value| {
             let pod = json!({"metadata": {"name": "p", "annotations": annotations}});
             recorded_gpus(&serde_json::from_value(pod).unwrap())
         };

@@ -8,43 +8,40 @@ use k8s_openapi::api::core::v1::Node;
 use kube::Api;
 use kube::api::{Patch, PatchParams};
 use proto::device::TYPE_GPU;
-use proto::resource::{GPU_CORE, GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, ISOLATION_PROVIDER};
+use proto::record::GPU_DEVICES;
+use proto::resource::{
+    GPU_CORE, GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, HAMI_CORE, ISOLATION_PROVIDER,
+};
 use serde_json::json;
 
-use super::{ScenarioEntry, World};
-use proto::record::GPU_DEVICES;
-
+use super::{Scenario, World};
 use kit::invariants;
 use kit::pods::{Limits, PodBuilder};
 
-pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
+pub(super) const SCENARIOS: &[Scenario] = scenarios! { needs nothing, on [Plain, Webhooks]:
     "isolation-limits" => isolation_limits,
         "a pod for HAMi-core finds the limits of each of its devices in its environment, other pods none";
 };
 
-const HAMI_CORE: &str = "HAMi-core";
 /// The variables by which HAMi-core reads its limits; the first is followed by the index of the device.
 const MEMORY_LIMIT: &str = "CUDA_DEVICE_MEMORY_LIMIT_";
 const CORE_LIMIT: &str = "CUDA_DEVICE_SM_LIMIT";
 
 /// Sets or removes the label of a node that names its isolation provider.
 async fn label(world: &World, node: &str, provider: Option<&str>) -> Result<()> {
-    let nodes: Api<Node> = Api::all(world.client.0.clone());
+    let nodes: Api<Node> = Api::all(world.client());
     let patch = Patch::Merge(json!({"metadata": {"labels": {ISOLATION_PROVIDER: provider}}}));
-    nodes
-        .patch(node, &PatchParams::default(), &patch)
-        .await
-        .with_context(|| format!("cannot label node {node}"))?;
-    Ok(())
+    let labelled = nodes.patch(node, &PatchParams::default(), &patch).await;
+    labelled.map(drop).context("cannot label a node")
 }
 
 /// Pods that demand an isolation provider wait until a node has its label, and then carry their limits.
 async fn isolation_limits(world: &mut World) -> Result<()> {
     let node = world.gpu_node(2)?;
     let limits = [(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, "10")];
-    world.create(limited("waits", &limits, &node.name)).await?;
+    let words = "lacks the label koordinator.sh/gpu-isolation-provider";
     world
-        .until_refused("waits", "lacks the label koordinator.sh/gpu-isolation-provider")
+        .create_refused(limited("waits", &limits, &node.name), words)
         .await?;
     label(world, &node.name, Some(HAMI_CORE)).await?;
     let tried = try_pods(world, &node.name, node.units.len()).await;
@@ -79,10 +76,8 @@ async fn try_pods(world: &World, node: &str, n_gpus: usize) -> Result<()> {
     check_limits(world, "units", node, |_| unit, None).await?;
     world.start_units("free", "1", node).await?;
     let found = environment(world, "free").await?;
-    ensure!(
-        !found.keys().any(|name| is_limit(name)),
-        "a pod without the label is limited: {found:?}"
-    );
+    let is_limited = found.keys().any(|name| is_limit(name));
+    ensure!(!is_limited, "a pod without the label is limited: {found:?}");
     world.verify().await
 }
 
@@ -93,10 +88,11 @@ fn is_limit(variable: &str) -> bool {
 /// The environment of a pod's container `main`, which it prints to its log.
 async fn environment(world: &World, pod: &str) -> Result<BTreeMap<String, String>> {
     let log = world.log(pod, "main").await?;
-    let pairs = log.lines().filter_map(|line| line.split_once('='));
-    Ok(pairs
-        .map(|(name, value)| (name.to_owned(), value.to_owned()))
-        .collect())
+    let mut found = BTreeMap::new();
+    for (name, value) in log.lines().filter_map(|line| line.split_once('=')) {
+        found.insert(name.to_owned(), value.to_owned());
+    }
+    Ok(found)
 }
 
 /// Checks the limits in a pod's environment. For each device that the pod sees, `bytes_of` returns the memory limit from the
@@ -110,23 +106,20 @@ async fn check_limits(
 ) -> Result<()> {
     let mut found = environment(world, pod).await?;
     let device = world.device(node)?;
-    let gpus = device
-        .spec
-        .devices
-        .iter()
-        .filter(|info| info.device_type == TYPE_GPU);
-    let totals: BTreeMap<&str, u64> = gpus
-        .filter_map(|info| Some((info.id.as_str(), info.resources.get(GPU_MEMORY)?.unsigned()?)))
-        .collect();
     let sees = found.get(GPU_DEVICES).cloned().unwrap_or_default();
     let mut wanted = BTreeMap::new();
     for (at, uuid) in sees.split(',').enumerate() {
-        let total = totals
-            .get(uuid)
-            .with_context(|| format!("{pod} sees {uuid:?}, which {node} has not"))?;
+        let mut gpus = device
+            .spec
+            .devices
+            .iter()
+            .filter(|info| info.device_type == TYPE_GPU);
+        let gpu = gpus.find(|info| info.id == uuid);
+        let total = gpu.and_then(|info| info.resources.get(GPU_MEMORY)?.unsigned());
+        let total = total.with_context(|| format!("{pod} sees {uuid:?}, which {node} has not"))?;
         wanted.insert(
             format!("{MEMORY_LIMIT}{at}"),
-            format!("{}m", bytes_of(*total) >> 20),
+            format!("{}m", bytes_of(total) >> 20),
         );
     }
     wanted.extend(core.map(|percent| (CORE_LIMIT.to_owned(), percent.to_string())));

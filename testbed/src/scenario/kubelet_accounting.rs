@@ -1,6 +1,5 @@
 //! A node's resources as kubelet counts them after a restart: a sick GPU, devices that go, and a checkpoint that is lost.
 
-use std::cmp::Reverse;
 use std::ops::Range;
 
 use anyhow::{Context, Result, ensure};
@@ -9,21 +8,22 @@ use proto::resource::{GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED};
 use serde_json::json;
 
 use super::breaking::{self, until_registered};
-use super::world::GpuNode;
-use super::{DEADLINE, ScenarioEntry, World};
+use super::node_faults::until_reported;
+use super::world::{GpuNode, allocatable, n_healthy};
+use super::{DEADLINE, Scenario, World};
 use kit::cluster::GpuFault;
 use kit::files;
 use kit::kubelet::{Kubelet, KubeletConfig, OrderRule, RunState};
 use kit::observer::ClusterSnapshot;
-use kit::parts::{ClusterPart, NodeFile};
+use kit::parts::{ClusterPart, Need, NodeFile};
 use kit::pods::PodBuilder;
 
-pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
+pub(super) const SCENARIOS: &[Scenario] = scenarios! { needs "GPUs that fall sick on command", on [Plugins]:
     "sick-and-restarted" => sick_and_restarted,
         "a sick GPU and a kubelet that restarts fail no pod for want of resources";
     "devices-gone" => devices_gone,
         "what a node offers goes away with its devices, and comes back with them";
-    "checkpoint-lost" => checkpoint_lost,
+    "checkpoint-lost" needs [Need::Kill(ClusterPart::Kubelet), Need::Remove(NodeFile::KubeletCheckpoint)] => checkpoint_lost,
         "a kubelet that has lost its checkpoint sets resources to zero, and the plugin restores them";
     "checkpoint-cut" => checkpoint_cut,
         "half of kubelet's checkpoint is read by no one: the plugin logs it, and no unit is counted twice or forgotten";
@@ -37,21 +37,12 @@ const CUT_UNITS: u64 = 8;
 /// Resources that are written into node status.
 const PATCHED: [&str; 3] = [GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO];
 
-/// A node's amount of a resource.
-fn offered(snapshot: &ClusterSnapshot, node: &str, resource: &str) -> Option<String> {
-    let status = snapshot.nodes.get(node)?.status.as_ref()?;
-    Some(status.allocatable.as_ref()?.get(resource)?.0.clone())
-}
-
 /// A pod that takes all of a GPU, in the terms of node status.
 fn of_one_gpu(name: &str) -> PodBuilder {
-    PodBuilder::new(
-        name,
-        &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, "100"), (GPU_CORE, "100")],
-    )
+    let limits = [(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, "100"), (GPU_CORE, "100")];
+    PodBuilder::new(name, &limits)
 }
 
-/// kubelet restarts twice while a GPU is sick: the pods that fill the node go on running.
 async fn sick_and_restarted(world: &mut World) -> Result<()> {
     let node = world.gpu_node(2)?;
     let all = node.units.len();
@@ -63,54 +54,39 @@ async fn sick_and_restarted(world: &mut World) -> Result<()> {
         names.push(name);
     }
     world.node(&node.name)?.set_health(0, GpuFault::Xid(79))?;
-    let is_sick = |snapshot: &ClusterSnapshot| {
-        let device = snapshot.devices.get(&node.name)?;
-        let mut devices = device.spec.devices.iter();
-        devices
-            .any(|info| info.minor == Some(0) && !info.health)
-            .then_some(())
-    };
-    world.until("the GPU to be reported sick", is_sick).await?;
+    until_reported(world, &node.name, false).await?;
     for _ in 0..2 {
         world.node(&node.name)?.restart_kubelet().await?;
         until_registered(world, &node.name).await?;
-        world
-            .until_all_run(&names)
-            .await
-            .context("after kubelet's restart")?;
+        let run = world.until_running(&names).await;
+        run.context("after kubelet's restart")?;
     }
     world.verify().await?;
     world.node(&node.name)?.set_health(0, GpuFault::Healthy)?;
-    let is_well = |snapshot: &ClusterSnapshot| is_sick(snapshot).is_none().then_some(());
-    world.until("the GPU to recover", is_well).await?;
+    until_reported(world, &node.name, true).await?;
     world.clear().await?;
-    world.start_units("after", "1", &node.name).await.map(|_| ())
+    world.start_units("after", "1", &node.name).await.map(drop)
 }
 
 /// Waits until a node's status offers the amounts of `n_gpus` GPUs; for 0, until it offers none.
 async fn until_node_offers(world: &World, node: &str, n_gpus: usize) -> Result<()> {
     let percent = (n_gpus * 100).to_string();
-    let wanted = (n_gpus > 0).then_some(percent);
+    let wanted = (n_gpus > 0).then_some(percent.as_str());
     let offers_as_much = |snapshot: &ClusterSnapshot| {
-        let is_there = offered(snapshot, node, GPU_MEMORY).is_some();
-        let percents = [GPU_CORE, GPU_MEMORY_RATIO].map(|resource| offered(snapshot, node, resource));
-        (is_there == (n_gpus > 0) && percents.iter().all(|percent| *percent == wanted)).then_some(())
+        let has_memory = allocatable(snapshot, node, GPU_MEMORY).is_some();
+        let percents = [GPU_CORE, GPU_MEMORY_RATIO].map(|resource| allocatable(snapshot, node, resource));
+        (has_memory == (n_gpus > 0) && percents == [wanted; 2]).then_some(())
     };
-    world
-        .until(&format!("{node} to offer {n_gpus} GPUs"), offers_as_much)
-        .await
+    let what = format!("{node} to offer {n_gpus} GPUs");
+    world.until(&what, offers_as_much).await
 }
 
 /// Waits until kubelet counts `n_shares` shares of a node's GPUs as healthy.
 async fn until_shares(world: &mut World, node: &str, n_shares: usize) -> Result<()> {
     let kubelet = world.node(node)?.kubelet();
-    let counts = |kubelet: &Kubelet| {
-        let (_, n_healthy) = kubelet.capacity().remove(GPU_SHARED).unwrap_or_default();
-        n_healthy == n_shares
-    };
-    kubelet
-        .expect_until(DEADLINE, format!("{node} offers not {n_shares} shares"), counts)
-        .await
+    let counts = |kubelet: &Kubelet| n_healthy(kubelet, GPU_SHARED) == n_shares;
+    let failure = format!("{node} offers not {n_shares} shares");
+    kubelet.expect_until(DEADLINE, failure, counts).await
 }
 
 /// The node's resources follow its GPUs: fewer, all again, all lost. A plugin that starts without GPUs removes the
@@ -130,8 +106,7 @@ async fn devices_gone(world: &mut World) -> Result<()> {
     }
     until_node_offers(world, name, 0).await?;
     until_shares(world, name, 0).await?;
-    world.create(of_one_gpu("waits").on(name)).await?;
-    world.until_refused("waits", "nodes are available").await?;
+    world.create_waiting(of_one_gpu("waits").on(name)).await?;
     // The amounts of the removed plugin are still in node status. A plugin that starts without any device has to remove them.
     let node = world.node(name)?;
     node.remove_plugin().await;
@@ -163,10 +138,11 @@ async fn until_sharing_ready(world: &World, node: &str, status: &str) -> Result<
     world.until(&what, has_status).await
 }
 
-/// kubelet loses its checkpoint and zeroes the node's extended resources; the plugin writes its own amounts again.
 async fn checkpoint_lost(world: &mut World) -> Result<()> {
     let node = world.gpu_node(2)?.name;
-    let patched = |snapshot: &ClusterSnapshot| PATCHED.map(|resource| offered(snapshot, &node, resource));
+    let patched = |snapshot: &ClusterSnapshot| {
+        PATCHED.map(|resource| allocatable(snapshot, &node, resource).map(str::to_owned))
+    };
     let before = patched(&world.observer.now());
     let is_patched = before.iter().all(Option::is_some);
     ensure!(is_patched, "the node offers {before:?} of {PATCHED:?}");
@@ -229,9 +205,10 @@ async fn checkpoint_cut(world: &mut World) -> Result<()> {
     cut?;
     until_registered(world, &node).await?;
     names.extend(start_numbered(world, &node, 4..n_pods).await?);
-    world.create_units("one-too-many", CUT_UNITS, &node).await?;
-    world.until_refused("one-too-many", "nodes are available").await?;
-    world.until_all_run(&names).await?;
+    world
+        .create_waiting_units("one-too-many", CUT_UNITS, &node)
+        .await?;
+    world.until_running(&names).await?;
     world.verify().await.context("after a start of kubelet")?;
     replace_forgotten(world, &node, "pod-2").await
 }
@@ -253,16 +230,12 @@ async fn replace_forgotten(world: &mut World, node: &str, name: &str) -> Result<
     };
     let failure = format!("kubelet starts the container of {name} again");
     kubelet.expect_until(DEADLINE, failure, is_refused).await?;
-    world.delete(name).await?;
-    world.until_running(&["one-too-many"]).await
+    world.delete_for(name, "one-too-many").await
 }
 
-/// kubelet restarts after pods have ended: new pods get the devices of the ended ones.
 async fn ended_pods_forgotten(world: &mut World) -> Result<()> {
     let node = world.gpu_node(2)?;
-    // The largest pods come first: a smaller pod could take the only GPU that is large enough for a larger one.
-    let mut sizes = node.units.clone();
-    sizes.sort_unstable_by_key(|units| Reverse(*units));
+    let sizes = node.largest_first();
     let full = |name: &str, units: u64| PodBuilder::units(name, units).on(&node.name);
     let (mut before, mut after) = (Vec::new(), Vec::new());
     for idx in 0..sizes.len() {
@@ -291,5 +264,5 @@ async fn ended_pods_forgotten(world: &mut World) -> Result<()> {
     world.node(&node.name)?.restart_kubelet().await?;
     until_registered(world, &node.name).await?;
     world.node(&node.name)?.kubelet().release(OrderRule::Creation, 0);
-    world.until_all_run(&after).await
+    world.until_running(&after).await
 }

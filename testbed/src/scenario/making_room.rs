@@ -6,18 +6,19 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
+use k8s_openapi::api::core::v1::Pod;
 use kube::api::DeleteParams;
 use serde_json::json;
 
 use super::preemption::{BUDGET, is_staying, protect, with_classes};
-use super::{Body, NO_ROOM, ScenarioEntry, World};
+use super::{Body, NO_ROOM, Scenario, World};
 use kit::manifests;
-use kit::observer::ClusterSnapshot;
 use kit::pod_fields::node_of;
 use kit::pods::PodBuilder;
 use proto::resource::{GPU_MEMORY, GPU_SHARED};
 
-pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! { within with_rights(world):
+pub(super) const SCENARIOS: &[Scenario] = scenarios! {
+    needs "a scheduler with other flags, at a known address", on [MakingRoom], within with_rights(world):
     "make-room" => least_important_goes,
         "where two GPUs have room in sum and none alone (HAMi #1494), the least important pod is evicted for an important one";
     "make-room-two-resources" => one_goes_that_asks_by_another_resource,
@@ -51,7 +52,7 @@ const LONG_ENOUGH: Duration = Duration::from_secs(8);
 async fn with_rights(world: &mut World, scenario: Body) -> Result<()> {
     let component = world.cluster()?.deploy().join("components/make-room");
     for file in ["rbac.yaml", "admission.yaml"] {
-        manifests::apply_file(&world.client.0, &component.join(file)).await?;
+        manifests::apply_file(&world.client(), &component.join(file)).await?;
     }
     with_classes(world, &[(CLASS, IMPORTANT), LOW], scenario).await
 }
@@ -71,7 +72,7 @@ async fn fill(world: &World) -> Result<Vec<String>> {
     let (class, priority) = LOW;
     create_low(world, PodBuilder::units("low-0", 10).priority(class, priority)).await?;
     create_low(world, PodBuilder::units("low-1", 10)).await?;
-    world.until_all_run(&names).await?;
+    world.until_running(&names).await?;
     Ok(names)
 }
 
@@ -91,13 +92,12 @@ fn n_staying(world: &World, names: &[String]) -> usize {
 
 /// Creates the important pod: it waits, and nothing goes, until the scheduler has the flags; then one pod goes and it runs.
 async fn one_goes_for(world: &mut World, high: PodBuilder, low: &[String]) -> Result<()> {
-    world.create(high).await?;
-    world.until_refused("high", NO_ROOM).await?;
+    world.create_refused(high, NO_ROOM).await?;
     tokio::time::sleep(LONG_ENOUGH).await;
     let is_waiting = node_of(&world.pod("high")?).is_none();
-    let n_stay = n_staying(world, low);
+    let all_stay = n_staying(world, low) == low.len();
     ensure!(
-        is_waiting && n_stay == low.len(),
+        is_waiting && all_stay,
         "without the flags the pod has to wait, and no other has to go"
     );
     world.add_scheduler_flags(&FLAGS).await?;
@@ -119,9 +119,8 @@ async fn least_important_goes(world: &mut World) -> Result<()> {
 /// The important pod asks for bytes, and the pod in its way has a percentage of a GPU.
 async fn one_goes_that_asks_by_another_resource(world: &mut World) -> Result<()> {
     // Of the two GPUs of the node one alone can become free.
-    world
-        .create(as_important(PodBuilder::share("other", 100)))
-        .await?;
+    let other = as_important(PodBuilder::share("other", 100));
+    world.create(other).await?;
     create_low(world, PodBuilder::share("low", 60)).await?;
     let low = ["low".to_owned()];
     world.until_running(&["other", "low"]).await?;
@@ -135,7 +134,7 @@ async fn one_small_pod_goes(world: &mut World) -> Result<()> {
     for name in &names {
         create_low(world, PodBuilder::units(name, 2)).await?;
     }
-    world.until_all_run(&names).await?;
+    world.until_running(&names).await?;
     // Five of the eight pods of each GPU stay.
     let (mut low, mut by_gpu) = (Vec::new(), BTreeMap::new());
     for name in names {
@@ -150,13 +149,11 @@ async fn one_small_pod_goes(world: &mut World) -> Result<()> {
     one_goes_for(world, as_important(PodBuilder::units("high", 8)), &low).await
 }
 
-/// A `PodDisruptionBudget` allows no eviction of the pods in the way: all stay until it is deleted.
 async fn budget_is_kept(world: &mut World) -> Result<()> {
     world.add_scheduler_flags(&FLAGS).await?;
     let low = fill(world).await?;
     let budgets = protect(world, json!({"matchLabels": {"app": "low"}}), low.len()).await?;
-    world.create(important()).await?;
-    world.until_refused("high", NO_ROOM).await?;
+    world.create_refused(important(), NO_ROOM).await?;
     tokio::time::sleep(LONG_ENOUGH).await;
     let n_stay = n_staying(world, &low);
     budgets.delete(BUDGET, &DeleteParams::default()).await?;
@@ -165,17 +162,12 @@ async fn budget_is_kept(world: &mut World) -> Result<()> {
     world.until_running(&["high"]).await
 }
 
-/// The scheduler restarts once it has chosen a node to make room on: still only one pod goes.
 async fn another_process_goes_on(world: &mut World) -> Result<()> {
     world.add_scheduler_flags(&FLAGS).await?;
     let low = fill(world).await?;
     world.create(important()).await?;
-    let key = world.key("high");
-    let is_nominated = |snapshot: &ClusterSnapshot| {
-        let status = snapshot.pods.get(&key).and_then(|pod| pod.status.as_ref())?;
-        status.nominated_node_name.as_ref().map(drop)
-    };
-    world.until("the pod to be nominated", is_nominated).await?;
+    let nominated = |pod: &Pod| pod.status.as_ref()?.nominated_node_name.clone();
+    world.until_pod("high", "to be nominated", nominated).await?;
     let flags = world.cluster()?.scheduler.invocation().clone();
     world.restart_scheduler_as(flags).await?;
     world.until_running(&["high"]).await?;

@@ -3,9 +3,7 @@
 
 use std::fmt;
 
-use kit::parts::{ClusterPart, Commands, Need, NodeFile};
-
-use Need::{Evict, Kill, Pause, Remove};
+use kit::parts::{Commands, Need};
 
 /// A scenario's needs besides the API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,58 +45,10 @@ impl fmt::Display for Needs {
     }
 }
 
-/// Scenarios that run on a real cluster although the other scenarios of their file do not.
-const ON_REAL_CLUSTERS: &[(&str, &[Need])] = &[
-    ("scheduler-killed", &[Kill(ClusterPart::Scheduler)]),
-    ("plugins-killed", &[Kill(ClusterPart::Plugin)]),
-    ("loop-restarted", &[Kill(ClusterPart::KubeScheduler)]),
-    ("kubelet-restarted", &[Kill(ClusterPart::Kubelet)]),
-    ("own-socket-deleted", &[Remove(NodeFile::PluginSockets)]),
-    (
-        "kubelet-missing",
-        &[
-            Kill(ClusterPart::Plugin),
-            Kill(ClusterPart::Kubelet),
-            Remove(NodeFile::KubeletSocket),
-        ],
-    ),
-    (
-        "checkpoint-lost",
-        &[Kill(ClusterPart::Kubelet), Remove(NodeFile::KubeletCheckpoint)],
-    ),
-    ("runtime-killed", &[Kill(ClusterPart::Containerd)]),
-    ("apiserver-killed", &[Kill(ClusterPart::Apiserver)]),
-    ("scheduler-hangs", &[Pause(ClusterPart::Scheduler)]),
-    ("all-devices-off", &[]),
-    ("preemption", &[Evict]),
-    ("preemption-budget", &[Evict]),
-    ("preemption-in-vain", &[Evict]),
-];
-
-/// The needs of a scenario; `usually` are those of its group, which hold unless [`ON_REAL_CLUSTERS`] names the scenario.
-pub(super) fn of(scenario: &str, usually: Needs) -> Needs {
-    let found = ON_REAL_CLUSTERS.iter().find(|(name, _)| *name == scenario);
-    found.map_or(usually, |(_, needs)| Needs::Commands(needs))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::scenario;
-
-    #[test]
-    fn every_listed_name_is_a_scenario() {
-        for (name, needs) in ON_REAL_CLUSTERS {
-            let found = scenario::all()
-                .into_iter()
-                .find(|scenario| scenario.name == *name);
-            assert_eq!(
-                found.map(|scenario| scenario.needs),
-                Some(Needs::Commands(needs)),
-                "{name}"
-            );
-        }
-    }
 
     #[test]
     fn a_cluster_without_commands_runs_the_harmless_scenarios() {

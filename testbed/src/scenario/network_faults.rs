@@ -4,14 +4,13 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use http::StatusCode;
-use proto::resource::GPU_MEM;
 use serde_json::Value;
 
-use super::{ScenarioEntry, World};
+use super::{Scenario, World};
 use kit::apiserver::{Fault, Injected, Matching, object};
 use kit::observer::ClusterSnapshot;
 
-pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
+pub(super) const SCENARIOS: &[Scenario] = scenarios! { needs "an API server that fails on command", on [Faults]:
     "bind-errors" => bind_errors,
         "409, 429, 500 and timeouts of the binding are retried until the pods run";
     "bind-reply-lost" => bind_reply_lost,
@@ -24,7 +23,14 @@ pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
         "malformed and oversized bodies are refused and change nothing";
 };
 
-/// The API server refuses, delays or drops bindings; the scheduler tries again and all pods run.
+/// Fails unless each of these faults was met.
+pub(super) fn ensure_met(injected: &[Injected]) -> Result<()> {
+    let hits: Vec<u64> = injected.iter().map(Injected::hits).collect();
+    ensure!(!hits.contains(&0), "not every fault was met: {hits:?}");
+    Ok(())
+}
+
+/// The five faults meet the first ten bindings in turn; further pods show that binding goes on afterwards.
 async fn bind_errors(world: &mut World) -> Result<()> {
     let faults = world.cluster()?.api().faults().clone();
     let kinds = [
@@ -35,46 +41,36 @@ async fn bind_errors(world: &mut World) -> Result<()> {
         Fault::DropConnection,
         Fault::Delay(Duration::from_secs(6)),
     ];
-    let mut injected = Vec::new();
-    for fault in kinds {
-        let binds = Matching::requests("create", "pods/binding").times(2);
-        injected.push(faults.inject(binds, fault));
-    }
-    // The five faults meet the first ten bindings in turn; further pods show that binding goes on afterwards.
-    let names = world.create_many("pod", 16, &[(GPU_MEM, "1")]).await?;
-    world.until_all_run(&names).await?;
-    let hits: Vec<u64> = injected.iter().map(Injected::hits).collect();
-    ensure!(!hits.contains(&0), "not every fault was met: {hits:?}");
+    let binds = || Matching::requests("create", "pods/binding").times(2);
+    let injected = kinds.map(|fault| faults.inject(binds(), fault));
+    world.start_many("pod", 16, 1).await?;
+    ensure_met(&injected)?;
     faults.clear();
     Ok(())
 }
 
-/// The API server binds pods and loses the replies; the scheduler finds out that the pods are bound.
 async fn bind_reply_lost(world: &mut World) -> Result<()> {
     let faults = world.cluster()?.api().faults().clone();
     let on_bind = Matching::requests("create", "pods/binding").times(6);
     let injected = faults.inject(on_bind, Fault::DropReply);
-    let names = world.create_many("pod", 12, &[(GPU_MEM, "1")]).await?;
-    world.until_all_run(&names).await?;
-    // If no binding has met the fault, the scenario has shown nothing.
-    ensure!(injected.hits() > 0, "no binding lost its reply");
+    world.start_many("pod", 12, 1).await?;
+    ensure_met(&[injected])?;
     faults.clear();
     Ok(())
 }
 
-/// All watches break, and some changes are compacted away before they start again; all pods run.
 async fn watches_dropped(world: &mut World) -> Result<()> {
     let faults = world.cluster()?.api().faults().clone();
-    let first = world.create_many("first", 6, &[(GPU_MEM, "1")]).await?;
+    let first = world.create_many("first", 6, 1).await?;
     faults.drop_watches("");
-    let second = world.create_many("second", 6, &[(GPU_MEM, "1")]).await?;
+    let second = world.create_many("second", 6, 1).await?;
     // A watch that starts from before this gets 410 and has to list again.
     world.cluster()?.api().objects().compact();
     let gone = faults.inject(Matching::requests("watch", "*").times(4), Fault::Refuse(410));
     faults.drop_watches("");
-    world.until_all_run(&first).await?;
-    world.until_all_run(&second).await?;
-    ensure!(gone.hits() > 0, "no watch was refused");
+    world.until_running(&first).await?;
+    world.until_running(&second).await?;
+    ensure_met(&[gone])?;
     faults.clear();
     deletions_need_no_watch(world).await
 }
@@ -82,7 +78,7 @@ async fn watches_dropped(world: &mut World) -> Result<()> {
 /// The deletion of all pods also finds pods that no watch has shown yet, so that no scenario leaves pods to the next.
 async fn deletions_need_no_watch(world: &mut World) -> Result<()> {
     let late = world.cluster()?.api().faults().hold_watches("pods");
-    world.create_many("unseen", 2, &[(GPU_MEM, "1")]).await?;
+    world.create_many("unseen", 2, 1).await?;
     world.pods.delete_all().await?;
     let mut left = ClusterSnapshot::of(world.cluster()?.api().objects()).pods;
     left.retain(|key, pod| key.starts_with(&world.key("")) && pod.metadata.deletion_timestamp.is_none());
@@ -91,27 +87,18 @@ async fn deletions_need_no_watch(world: &mut World) -> Result<()> {
     Ok(())
 }
 
-/// The API server refuses patches of pods or loses the replies; the plugin repeats its patches.
 async fn patch_errors(world: &mut World) -> Result<()> {
     let faults = world.cluster()?.api().faults().clone();
-    let mut injected = Vec::new();
-    for fault in [Fault::Refuse(500), Fault::Refuse(409), Fault::DropReply] {
-        let patches = Matching::requests("patch", "pods").times(2);
-        injected.push(faults.inject(patches, fault));
-    }
-    let names = world.create_many("pod", 6, &[(GPU_MEM, "1")]).await?;
-    world.until_all_run(&names).await?;
-    for name in &names {
+    let kinds = [Fault::Refuse(500), Fault::Refuse(409), Fault::DropReply];
+    let injected = kinds.map(|fault| faults.inject(Matching::requests("patch", "pods").times(2), fault));
+    for name in &world.start_many("pod", 6, 1).await? {
         world.until_assigned(name).await?;
     }
-    let hits: Vec<u64> = injected.iter().map(Injected::hits).collect();
-    ensure!(!hits.contains(&0), "not every fault was met: {hits:?}");
+    ensure_met(&injected)?;
     faults.clear();
     Ok(())
 }
 
-/// Sends the extender bodies that are no requests, which it answers with an error, or too large, which it refuses or cuts off; it
-/// goes on to place pods.
 async fn bad_bodies(world: &mut World) -> Result<()> {
     let url = world.cluster()?.scheduler_url();
     let huge = format!("{{\"Pod\":{{}},\"NodeNames\":[\"{}\"]}}", "n".repeat(40 << 20));
@@ -134,8 +121,7 @@ async fn bad_bodies(world: &mut World) -> Result<()> {
             );
         }
     }
-    let names = world.create_many("sound", 2, &[(GPU_MEM, "1")]).await?;
-    world.until_all_run(&names).await
+    world.start_many("sound", 2, 1).await.map(drop)
 }
 
 /// True for a client error, or an answer whose field `Error` is not empty.

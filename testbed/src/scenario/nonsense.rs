@@ -3,14 +3,16 @@
 use anyhow::{Context, Result, ensure};
 use proto::device::CONDITION_HEALTHY;
 use proto::resource::{GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO};
+use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{DEVICES, ScenarioEntry, World};
+use super::{DEVICES, Scenario, World};
 use kit::apiserver::{Fault, Matching};
 use kit::pod_fields::node_of;
+use kit::pods::set;
 use kit::polling;
 
-pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
+pub(super) const SCENARIOS: &[Scenario] = scenarios! { needs "nodes of other kinds", on [Mixed]:
     "device-nonsense" => device_nonsense,
         "with any nonsense in a Device object nothing crashes or is given twice, and the plugin repairs it";
 };
@@ -19,7 +21,7 @@ pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
 pub(super) const EDITED: &str = "edited";
 
 /// A GPU as an entry of `spec.devices`.
-fn gpu(minor: &Value, id: &Value, resources: &Value) -> Value {
+fn gpu(minor: impl Serialize, id: impl Serialize, resources: &Value) -> Value {
     json!({"type": "gpu", "id": id, "minor": minor, "health": true, "resources": resources})
 }
 
@@ -28,24 +30,24 @@ fn amounts(memory: &str) -> Value {
     json!({GPU_CORE: "100", GPU_MEMORY_RATIO: "100", GPU_MEMORY: memory})
 }
 
-fn id(minor: i32) -> Value {
-    json!(format!("GPU-{EDITED}-{minor}"))
+fn id(minor: i32) -> String {
+    format!("GPU-{EDITED}-{minor}")
 }
 
 /// One of the node's GPUs, as far as the scheduler needs to know it.
-fn sound_gpu(minor: i32) -> Value {
-    gpu(&json!(minor), &id(minor), &amounts("16Gi"))
+fn sound(minor: i32) -> Value {
+    gpu(minor, id(minor), &amounts("16Gi"))
 }
 
 /// Replacements of `spec.devices`; none of them says that more is free than is.
 fn edits() -> Vec<(&'static str, Value)> {
-    let sound = sound_gpu;
-    let with = |field: &str, value: Value| {
-        let mut gpu = sound(1);
-        kit::pods::set(&mut gpu, field, value);
-        gpu
-    };
-    let (toaster, unlabelled) = (with("type", json!("toaster")), with("labels", json!(["a", "b"])));
+    let whole = amounts("16Gi");
+    let (mut toaster, mut unlabelled) = (sound(1), sound(1));
+    set(&mut toaster, "type", json!("toaster"));
+    set(&mut unlabelled, "labels", json!(["a", "b"]));
+    let negative = gpu(1, id(1), &amounts("-16Gi"));
+    let wordy = gpu(0, id(0), &json!("a lot"));
+    let nameless = [gpu(0, "", &whole), gpu(1, Value::Null, &whole)];
     vec![
         ("no list", json!("none of your business")),
         ("nothing", Value::Null),
@@ -56,67 +58,44 @@ fn edits() -> Vec<(&'static str, Value)> {
             "no types",
             json!([{"id": "GPU-x", "minor": 0, "health": true}, {}]),
         ),
-        (
-            "negative amounts",
-            json!([sound(0), gpu(&json!(1), &id(1), &amounts("-16Gi"))]),
-        ),
-        (
-            "amounts that are none",
-            json!([gpu(&json!(0), &id(0), &json!("a lot")), sound(1)]),
-        ),
-        (
-            "no IDs",
-            json!([
-                gpu(&json!(0), &json!(""), &amounts("16Gi")),
-                gpu(&json!(1), &Value::Null, &amounts("16Gi"))
-            ]),
-        ),
-        (
-            "a minor that is negative",
-            json!([gpu(&json!(-1), &id(0), &amounts("16Gi")), sound(1)]),
-        ),
-        (
-            "a minor twice",
-            json!([sound(0), gpu(&json!(0), &id(1), &amounts("16Gi"))]),
-        ),
+        ("negative amounts", json!([sound(0), negative])),
+        ("amounts that are none", json!([wordy, sound(1)])),
+        ("no IDs", json!(nameless)),
+        ("a negative minor", json!([gpu(-1, id(0), &whole), sound(1)])),
+        ("a minor twice", json!([sound(0), gpu(0, id(1), &whole)])),
         ("a GPU twice", json!([sound(0), sound(0)])),
         ("labels that are a list", json!([sound(0), unlabelled])),
     ]
 }
 
-/// Writes nonsense into a Device object: no edit makes the scheduler place a pod that does not fit, and the plugin
-/// repairs the object.
 async fn device_nonsense(world: &mut World) -> Result<()> {
     for minor in 0..2 {
         // 12 of the 16 units of each GPU are held, so a pod of 5 units never fits and one of 4 always does.
         world.start_units(&format!("holder-{minor}"), 12, EDITED).await?;
     }
-    let sound = read_devices(world)?;
+    let before = read_devices(world)?;
     let faults = world.cluster()?.api().faults().clone();
     let patches = Matching::requests("patch", "devices").name(|name| name == EDITED);
     let blocked = faults.inject(patches, Fault::Refuse(500));
     for (idx, (what, devices)) in edits().into_iter().enumerate() {
-        try_edit(world, idx, &devices)
-            .await
-            .with_context(|| format!("spec.devices is {what}"))?;
+        let tried = try_edit(world, idx, &devices).await;
+        tried.with_context(|| format!("spec.devices is {what}"))?;
     }
     // A pod that fits is refused only because the object is wrong, and runs once it is repaired.
     write_devices(world, &json!([]))?;
-    world.create_units("patient", "4", EDITED).await?;
-    world.until_refused("patient", "nodes are available").await?;
+    world.create_waiting_units("patient", 4, EDITED).await?;
     blocked.remove();
     // The plugin retries after a pause or at the next change of the object; a change makes it retry now.
-    write_devices(world, &json!([sound_gpu(0)]))?;
-    until_repaired(world, &sound).await?;
+    write_devices(world, &json!([sound(0)]))?;
+    until_repaired(world, &before).await?;
     world.until_running(&["patient"]).await?;
     world.verify().await?;
     // The plugin corrects an object that claims more than there is.
-    let more = |minor: i32| gpu(&json!(minor), &id(minor), &amounts("160Gi"));
+    let more = |minor: i32| gpu(minor, id(minor), &amounts("160Gi"));
     write_devices(world, &json!([more(0), more(1)]))?;
-    until_repaired(world, &sound).await?;
-    world.create_units("too-much", "5", EDITED).await?;
-    world.until_refused("too-much", "nodes are available").await?;
-    world.start_units("just-right", "4", EDITED).await.map(|_| ())
+    until_repaired(world, &before).await?;
+    world.create_waiting_units("too-much", 5, EDITED).await?;
+    world.start_units("just-right", "4", EDITED).await.map(drop)
 }
 
 /// Writes nonsense into `spec.devices`, which the plugin cannot undo while its patches are refused, and checks that a pod of 5
@@ -124,8 +103,7 @@ async fn device_nonsense(world: &mut World) -> Result<()> {
 async fn try_edit(world: &mut World, idx: usize, devices: &Value) -> Result<()> {
     write_devices(world, devices)?;
     let name = format!("greedy-{idx}");
-    world.create_units(&name, "5", EDITED).await?;
-    world.until_refused(&name, "nodes are available").await?;
+    world.create_waiting_units(&name, 5, EDITED).await?;
     let is_bound = world.pod(&name).is_ok_and(|pod| node_of(&pod).is_some());
     ensure!(!is_bound, "a pod was bound that does not fit");
     world.delete(&name).await?;
@@ -137,14 +115,10 @@ async fn try_edit(world: &mut World, idx: usize, devices: &Value) -> Result<()> 
 fn read_devices(world: &mut World) -> Result<Value> {
     let device = world.cluster()?.api().objects().get(DEVICES, "", EDITED)?;
     let mut devices = device.pointer("/spec/devices").cloned().unwrap_or_default();
-    for conditions in devices
-        .as_array_mut()
-        .into_iter()
-        .flatten()
-        .filter_map(|device| device.get_mut("conditions")?.as_array_mut())
-    {
-        conditions
-            .retain(|condition| condition.get("type").and_then(Value::as_str) == Some(CONDITION_HEALTHY));
+    for device in devices.as_array_mut().into_iter().flatten() {
+        if let Some(Value::Array(conditions)) = device.get_mut("conditions") {
+            conditions.retain(|condition| condition["type"] == CONDITION_HEALTHY);
+        }
     }
     Ok(devices)
 }
@@ -155,7 +129,7 @@ fn write_devices(world: &mut World, devices: &Value) -> Result<()> {
     let api = world.cluster()?.api().objects().clone();
     let mut device = Value::clone(&*api.get(DEVICES, "", EDITED)?);
     let spec = device.get_mut("spec").context("a Device object without spec")?;
-    kit::pods::set(spec, "devices", devices.clone());
+    set(spec, "devices", devices.clone());
     api.update(DEVICES, device)?;
     Ok(())
 }

@@ -2,23 +2,21 @@
 //!
 //! Such a node has no Device object; it is a Node object only, its pods are bound and never start.
 
-use std::collections::BTreeMap;
-
 use anyhow::{Context, Result, ensure};
-use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, PostParams};
 use proto::record::{DEVICE_ALLOCATED, MEM_ASSIGNED, MEM_ASSUME_TIME, MEM_DEV, MEM_IDX, MEM_POD};
 use proto::resource::{GPU_COUNT, GPU_MEM};
 use serde_json::{Value, json};
 
-use super::{DEADLINE, ScenarioEntry, World};
+use super::{DEADLINE, NO_ROOM, Scenario, World};
 use kit::pod_fields::node_of;
 use kit::pods::PodBuilder;
 
 const OLD: &str = "old-node";
 
-pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
+pub(super) const SCENARIOS: &[Scenario] = scenarios! { needs "a node without kubelet", on [Faults]:
     "old-node" => old_node,
         "a node of the old plugin and pods of the old extender are understood";
     "annotation-nonsense" => annotation_nonsense,
@@ -32,17 +30,14 @@ async fn create_old_node(world: &mut World) -> Result<()> {
         "metadata": {"name": OLD, "labels": {"kubernetes.io/hostname": OLD, "gpushare": "true"}},
         "status": {"capacity": amounts, "allocatable": amounts, "conditions": [{"type": "Ready", "status": "True"}]},
     });
-    let nodes: Api<Node> = Api::all(world.client.0.clone());
+    let nodes: Api<Node> = Api::all(world.client());
     let node: Node = serde_json::from_value(node)?;
-    let mut created = nodes
-        .create(&PostParams::default(), &node)
-        .await
-        .context("cannot create a node")?;
+    let params = PostParams::default();
+    let created = nodes.create(&params, &node).await;
+    let mut created = created.context("cannot create a node")?;
     created.status = node.status;
-    nodes
-        .replace_status(OLD, &PostParams::default(), &created)
-        .await
-        .context("cannot write its status")?;
+    let written = nodes.replace_status(OLD, &params, &created).await;
+    written.context("cannot write its status")?;
     until_extender_shows(world, OLD, "the node", has_gpus).await
 }
 
@@ -60,8 +55,8 @@ pub(super) async fn until_extender_shows(
     what: &str,
     condition: impl Fn(&Value) -> bool,
 ) -> Result<()> {
-    world
-        .cluster()?
+    let cluster = world.cluster()?;
+    cluster
         .until_scheduler_shows(node, what, DEADLINE, condition)
         .await
 }
@@ -76,7 +71,7 @@ pub(super) async fn remove_old_node(world: &mut World) -> Result<()> {
     // No kubelet ends these pods.
     world.pods.delete_all_now().await?;
     world.clear().await?;
-    let nodes: Api<Node> = Api::all(world.client.0.clone());
+    let nodes: Api<Node> = Api::all(world.client());
     world.excused.clear();
     match nodes.delete(OLD, &DeleteParams::default()).await {
         Ok(_) => Ok(()),
@@ -85,64 +80,40 @@ pub(super) async fn remove_old_node(world: &mut World) -> Result<()> {
     }
 }
 
-/// A pod with the annotations of a scheduler that has placed it.
-fn placed(name: &str, units: &str, annotations: &BTreeMap<String, String>) -> PodBuilder {
-    PodBuilder::units(name, units).annotated(annotations)
+/// A pod with the annotations that the old scheduler extender writes: the GPU's index and the pod's units.
+fn placed(name: &str, idx: &str, units: &str) -> PodBuilder {
+    PodBuilder::units(name, units)
+        .annotation(MEM_IDX, idx)
+        .annotation(MEM_POD, units)
+        .annotation(MEM_DEV, "16")
+        .annotation(MEM_ASSIGNED, "true")
+        .annotation(MEM_ASSUME_TIME, "1700000000000000000")
 }
 
-/// The annotations that the old scheduler extender writes: the GPU's index and the pod's units.
-fn old_record(idx: &str, units: &str) -> BTreeMap<String, String> {
-    let pairs = [
-        (MEM_IDX, idx),
-        (MEM_POD, units),
-        (MEM_DEV, "16"),
-        (MEM_ASSIGNED, "true"),
-        (MEM_ASSUME_TIME, "1700000000000000000"),
-    ];
-    pairs
-        .map(|(key, value)| (key.to_owned(), value.to_owned()))
-        .into()
-}
-
-/// A node of the old plugin: the scheduler counts pods with old records, and places new pods beside them.
 async fn old_node(world: &mut World) -> Result<()> {
     create_old_node(world).await?;
-    world
-        .bind_by_hand(placed("placed-0", "10", &old_record("0", "10")), OLD)
-        .await?;
-    world
-        .bind_by_hand(placed("placed-1", "4", &old_record("1", "4")), OLD)
-        .await?;
+    world.bind_by_hand(placed("placed-0", "0", "10"), OLD).await?;
+    world.bind_by_hand(placed("placed-1", "1", "4"), OLD).await?;
     until_extender_shows(world, OLD, "both pods", |node| used_units(node) == 14).await?;
-    world.create_units("new-8", "8", OLD).await?;
-    world.until_bound("new-8").await?;
-    let pod = world.pod("new-8")?;
-    let annotations = pod.annotations();
-    ensure!(
-        annotations.get(MEM_IDX).is_some_and(|idx| idx == "1"),
-        "8 units fit GPU 1 only, it got {annotations:?}"
-    );
-    world.create_units("new-7", "7", OLD).await?;
-    world.until_refused("new-7", "not enough free GPU memory").await?;
+    world.create(PodBuilder::units("new-8", 8).on(OLD)).await?;
+    let idx = |pod: &Pod| node_of(pod).and(pod.annotations().get(MEM_IDX).cloned());
+    let idx = world.until_pod("new-8", "to be bound", idx).await?;
+    ensure!(idx == "1", "8 units fit GPU 1 only, it got {idx}");
+    world
+        .create_refused(PodBuilder::units("new-7", 7).on(OLD), NO_ROOM)
+        .await?;
     remove_old_node(world).await
 }
 
-/// A record that does not parse counts on every GPU that may hold the pod.
 async fn annotation_nonsense(world: &mut World) -> Result<()> {
     create_old_node(world).await?;
-    let mut nonsense = old_record("1", "4");
-    nonsense.insert(DEVICE_ALLOCATED.to_owned(), "{\"gpu\":[{\"minor\":".to_owned());
+    let nonsense = placed("nonsense", "1", "4").annotation(DEVICE_ALLOCATED, "{\"gpu\":[{\"minor\":");
     world.excused.insert(world.key("nonsense"));
-    world
-        .bind_by_hand(placed("nonsense", "4", &nonsense), OLD)
-        .await?;
+    world.bind_by_hand(nonsense, OLD).await?;
     until_extender_shows(world, OLD, "the pod", |node| used_units(node) > 0).await?;
     // The record does not parse, so the 4 units may be on either GPU: the scheduler must count neither as empty.
-    world.create_units("whole", "16", OLD).await?;
-    world.until_refused("whole", "nodes are available").await?;
-    ensure!(
-        world.pod("whole").is_ok_and(|pod| node_of(&pod).is_none()),
-        "a whole GPU was given away"
-    );
+    world.create_waiting_units("whole", 16, OLD).await?;
+    let is_bound = node_of(&world.pod("whole")?).is_some();
+    ensure!(!is_bound, "a whole GPU was given away");
     remove_old_node(world).await
 }

@@ -4,17 +4,16 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use http::StatusCode;
-use proto::resource::GPU_MEM;
 use serde_json::json;
 use tokio::time::sleep;
 
-use super::{NO_ROOM, ScenarioEntry, World};
+use super::{NO_ROOM, Scenario, World};
 use kit::cluster::SCHEDULER_USER;
-use kit::observer::ClusterSnapshot;
 use kit::pod_fields::node_of;
 use kit::pods::PodBuilder;
 
-pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
+pub(super) const SCENARIOS: &[Scenario] = scenarios! {
+    needs "a scheduler with other flags, at a known address", on [Waiting]:
     "hint-runs-out" => hint_runs_out,
         "a pod that waits for room kept for another is bound when that time is up, in an idle cluster";
     "decisions-unlisted" => unlisted,
@@ -37,22 +36,16 @@ fn whole(name: &str) -> PodBuilder {
 
 /// Creates a pod and waits until the filter refuses it for want of memory.
 async fn create_refused(world: &World, name: &str) -> Result<()> {
-    world.create(whole(name)).await?;
-    world.until_refused(name, NO_ROOM).await?;
+    world.create_refused(whole(name), NO_ROOM).await?;
     ensure!(node_of(&world.pod(name)?).is_none(), "the pod is bound already");
     Ok(())
 }
 
 /// Waits until a pod is bound whose room becomes free now.
 async fn until_bound_soon(world: &World, name: &str) -> Result<()> {
-    let key = world.key(name);
-    let is_bound = |snapshot: &ClusterSnapshot| snapshot.pods.get(&key).and_then(node_of).map(drop);
-    world
-        .until_within(SOON, "the pod to be bound for which room has opened", is_bound)
-        .await
+    world.until_part_bound(SOON, &[name.to_owned()], 1).await
 }
 
-/// Hints for two pods that are never bound run out: the third pod, which waits for their room, is bound.
 async fn hint_runs_out(world: &mut World) -> Result<()> {
     let lifetime = format!("{}s", HINT_TTL.as_secs());
     world.add_scheduler_flags(&["--hint-ttl", &lifetime]).await?;
@@ -71,27 +64,19 @@ async fn hint_runs_out(world: &mut World) -> Result<()> {
 /// Sends the extender a filter request for a pod that does not exist: it keeps room as a hint, and no bind
 /// follows.
 async fn ask_about_pod(world: &mut World, name: &str) -> Result<()> {
-    let limits = json!({GPU_MEM: WHOLE});
-    let containers =
-        json!([{"name": "main", "image": "none", "resources": {"limits": limits, "requests": limits}}]);
-    let metadata = json!({"name": name, "namespace": world.namespace, "uid": format!("never-bound-{name}")});
-    let question =
-        json!({"Pod": {"metadata": metadata, "spec": {"containers": containers}}, "NodeNames": [NODE]});
+    let mut pod = whole(name).pod()?;
+    pod.metadata.namespace = Some(world.namespace.clone());
+    pod.metadata.uid = Some(format!("never-bound-{name}"));
+    let question = json!({"Pod": pod, "NodeNames": [NODE]});
     let url = format!("{}/gpushare-scheduler/filter", world.cluster()?.scheduler_url());
-    let (status, answer) = world
-        .cluster()?
-        .scheduler_client()?
-        .post(&url, question.to_string())
-        .await?;
+    let client = world.cluster()?.scheduler_client()?;
+    let (status, answer) = client.post(&url, question.to_string()).await?;
     let answer: serde_json::Value = serde_json::from_slice(&answer)?;
-    ensure!(
-        status == StatusCode::OK && answer.get("NodeNames") == Some(&json!([NODE])),
-        "{answer}"
-    );
+    let fits = status == StatusCode::OK && answer["NodeNames"] == json!([NODE]);
+    ensure!(fits, "{answer}");
     Ok(())
 }
 
-/// The scheduler's watch misses deletions and lists all pods again: the pod that waits for the room is bound.
 async fn unlisted(world: &mut World) -> Result<()> {
     let api = world.cluster()?.api();
     let (faults, objects) = (api.faults().clone(), api.objects().clone());

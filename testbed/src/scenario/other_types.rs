@@ -1,18 +1,18 @@
 //! Devices of other types than GPUs: one that is not compiled in, and those that the plugin serves.
 
-use std::collections::BTreeSet;
-
 use anyhow::{Result, ensure};
 use k8s_openapi::api::core::v1::Pod;
 use proto::record::{FPGA_DEVICES, RDMA_DEVICES};
 use proto::resource::{FPGA, GPU_MEMORY_RATIO, GPU_SHARED, RDMA};
 use serde_json::{Value, json};
 
-use super::{DEADLINE, DEVICES, ScenarioEntry, World};
+use super::world::n_healthy;
+use super::{DEADLINE, DEVICES, Scenario, World};
+use kit::kubelet::Kubelet;
 use kit::pod_fields::device_record;
-use kit::pods::PodBuilder;
+use kit::pods::{Limits, PodBuilder};
 
-pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
+pub(super) const SCENARIOS: &[Scenario] = scenarios! { needs "nodes of other kinds", on [Mixed]:
     "unknown-type" => unknown_type,
         "a type of device that only a Device object knows is scheduled and accounted";
     "rdma-and-fpga" => rdma_and_fpga,
@@ -41,87 +41,59 @@ fn held(pod: &Pod, kind: &str, resource: &str) -> Vec<(i32, u64)> {
     let record = device_record(pod).unwrap_or_default();
     let mut held = Vec::new();
     for device in record.get(kind).into_iter().flatten() {
-        let amount = device
-            .resources
-            .get(resource)
-            .and_then(|amount| amount.unsigned());
-        held.push((device.minor, amount.unwrap_or(0)));
+        let amount = device.resources.get(resource);
+        held.push((
+            device.minor,
+            amount.and_then(|amount| amount.unsigned()).unwrap_or(0),
+        ));
     }
     held
 }
 
-/// A type that only a Device object names: the scheduler places pods on its devices, and sees when they are full.
 async fn unknown_type(world: &mut World) -> Result<()> {
     let device = |minor: u32| json!({"type": "npu", "id": format!("npu-{minor}"), "minor": minor, "health": true, "resources": {NPU: "4"}});
     let api = world.cluster()?.api().objects().clone();
     let object = json!({"metadata": {"name": NPU_NODE}, "spec": {"devices": [device(0), device(1)]}});
     api.create(DEVICES, object)?;
-    api.patch_status(
-        "nodes",
-        "",
-        NPU_NODE,
-        &json!({"capacity": {NPU: "8"}, "allocatable": {NPU: "8"}}),
-    )?;
+    let status = json!({"capacity": {NPU: "8"}, "allocatable": {NPU: "8"}});
+    api.patch_status("nodes", "", NPU_NODE, &status)?;
     let npu = |name: &str, amount: &str| PodBuilder::new(name, &[(NPU, amount)]).on(NPU_NODE);
-    let [one, other] = [
-        world.start(npu("three-0", "3")).await?,
-        world.start(npu("three-1", "3")).await?,
-    ];
-    let (one, other) = (held(&one, "npu", NPU), held(&other, "npu", NPU));
-    let minors: BTreeSet<i32> = one.iter().chain(&other).map(|(minor, _)| *minor).collect();
-    ensure!(
-        one.len() == 1 && other.len() == 1 && minors.len() == 2,
-        "three and three of four each: {one:?} {other:?}"
-    );
+    let one = held(&world.start(npu("three-0", "3")).await?, "npu", NPU);
+    let other = held(&world.start(npu("three-1", "3")).await?, "npu", NPU);
+    let are_apart = matches!((&*one, &*other), (&[(one, _)], &[(other, _)]) if one != other);
+    ensure!(are_apart, "three and three of four each: {one:?} {other:?}");
     // Each of the two devices has 1 of 4 left. kube-scheduler's own check adds them up to 2 and lets the pod pass; only the
     // extender looks at single devices.
-    world.create(npu("two", "2")).await?;
-    world.until_refused("two", "devices of another type").await?;
+    let words = "devices of another type";
+    world.create_refused(npu("two", "2"), words).await?;
     world.start(npu("one", "1")).await?;
     world.verify().await?;
-    world.delete("three-0").await?;
-    world.until_running(&["two"]).await?;
+    world.delete_for("three-0", "two").await?;
     world.verify().await?;
     world.clear().await?;
     api.delete(DEVICES, "", NPU_NODE, None)?;
     Ok(())
 }
 
-/// RDMA adapters and FPGAs that the plugin serves: pods get whole devices and shares of them, also beside a GPU, and are refused
-/// while there is no room. Their variables name the devices of their records, also after restarts of the plugin and of a
-/// container.
 async fn rdma_and_fpga(world: &mut World) -> Result<()> {
     let kubelet = world.node(THREE_TYPES)?.kubelet();
-    let serves = |kubelet: &kit::kubelet::Kubelet| {
-        let capacity = kubelet.capacity();
-        [(RDMA, 200), (FPGA, 100)]
-            .iter()
-            .all(|(name, count)| capacity.get(*name).is_some_and(|(_, healthy)| healthy == count))
-    };
-    kubelet
-        .expect_until(DEADLINE, "the plugin does not serve all types", serves)
-        .await?;
-    let whole = world
-        .start(PodBuilder::new("two-adapters", &[(RDMA, "200")]).on(THREE_TYPES))
-        .await?;
+    let serves = |kubelet: &Kubelet| n_healthy(kubelet, RDMA) == 200 && n_healthy(kubelet, FPGA) == 100;
+    let failure = "the plugin does not serve all types";
+    kubelet.expect_until(DEADLINE, failure, serves).await?;
+    let pod = |name: &str, limits: &Limits<'_>| PodBuilder::new(name, limits).on(THREE_TYPES);
+    let whole = world.start(pod("two-adapters", &[(RDMA, "200")])).await?;
     let whole = held(&whole, "rdma", RDMA);
     ensure!(whole == [(0, 100), (1, 100)], "{whole:?}");
-    world
-        .create(PodBuilder::new("adapter", &[(RDMA, "50")]).on(THREE_TYPES))
-        .await?;
-    world.until_refused("adapter", "nodes are available").await?;
+    world.create_waiting(pod("adapter", &[(RDMA, "50")])).await?;
     world.verify().await?;
-    world.delete("two-adapters").await?;
-    world.until_running(&["adapter"]).await?;
+    world.delete_for("two-adapters", "adapter").await?;
     let all = [
         (GPU_SHARED, "1"),
         (GPU_MEMORY_RATIO, "50"),
         (RDMA, "100"),
         (FPGA, "100"),
     ];
-    let beside = world
-        .start(PodBuilder::new("beside", &all).on(THREE_TYPES))
-        .await?;
+    let beside = world.start(pod("beside", &all)).await?;
     let (adapter, card) = (held(&beside, "rdma", RDMA), held(&beside, "fpga", FPGA));
     let half = held(&world.pod("adapter")?, "rdma", RDMA);
     let is_apart = matches!((&*adapter, &*half), (&[(whole, 100)], &[(part, 50)]) if whole != part);
@@ -135,8 +107,5 @@ async fn rdma_and_fpga(world: &mut World) -> Result<()> {
         world.ensure_shown("beside", "fpga", FPGA_DEVICES).await?;
         world.ensure_shown("adapter", "rdma", RDMA_DEVICES).await?;
     }
-    world
-        .create(PodBuilder::new("card", &[(FPGA, "1")]).on(THREE_TYPES))
-        .await?;
-    world.until_refused("card", "nodes are available").await
+    world.create_waiting(pod("card", &[(FPGA, "1")])).await
 }

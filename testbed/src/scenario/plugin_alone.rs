@@ -5,13 +5,16 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use kube::api::PostParams;
-use proto::device::CONDITION_INJECTABLE;
+use k8s_openapi::api::core::v1::Pod;
+use proto::device::{CONDITION_INJECTABLE, Device};
 use proto::record::DEVICE_ALLOCATED;
 use proto::resource::{GPU_MEM, GPU_SHARED};
+use serde_json::json;
 use tokio::time::sleep;
 
-use super::{DEADLINE, ScenarioEntry, World};
+use super::breaking::until_registered;
+use super::world::n_healthy;
+use super::{DEADLINE, Scenario, World};
 use kit::apiserver::{Fault, Matching};
 use kit::cluster::{CdiDir, GpuFault, SimulatedNode};
 use kit::files;
@@ -21,7 +24,8 @@ use kit::pod_fields::phase;
 use kit::pods::PodBuilder;
 use kit::polling;
 
-pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
+pub(super) const SCENARIOS: &[Scenario] = scenarios! {
+    needs "an API server that fails on command", on [PluginAlone]:
     "plugin-without-api-server" => without_api_server,
         "a plugin that starts without the API server registers; all follows once it is back";
     "mode-without-api-server" => mode_without_api_server,
@@ -54,14 +58,7 @@ const HUNG: Duration = Duration::from_secs(20);
 
 /// Returns true if kubelet has healthy devices of both resources.
 fn offers_all(kubelet: &Kubelet) -> bool {
-    let capacity = kubelet.capacity();
-    let counts = [GPU_SHARED, GPU_MEM].map(|resource| capacity.get(resource).copied().unwrap_or_default());
-    counts.iter().all(|(_, healthy)| *healthy > 0)
-}
-
-/// The healthy devices of each resource.
-fn healthy_counts(kubelet: &Kubelet) -> Vec<usize> {
-    kubelet.capacity().values().map(|(_, healthy)| *healthy).collect()
+    n_healthy(kubelet, GPU_SHARED) > 0 && n_healthy(kubelet, GPU_MEM) > 0
 }
 
 /// The GPU that a pod's record names.
@@ -81,8 +78,6 @@ fn n_starts_of(kubelet: &Kubelet, namespace: &str, pod: &str) -> u32 {
     container.map_or(0, |container| container.starts)
 }
 
-/// The plugin restarts without the API server: it serves kubelet, starts no container whose pod it
-/// cannot prove, and catches up later.
 async fn without_api_server(world: &mut World) -> Result<()> {
     let (node, namespace) = (world.gpu_node(2)?.name, world.namespace.clone());
     world.start_units("before", "1", &node).await?;
@@ -93,28 +88,20 @@ async fn without_api_server(world: &mut World) -> Result<()> {
     let began = Instant::now();
     let found = world.node(&node)?;
     found.restart_plugin().await?;
+    let kubelet = found.kubelet();
     let failure = format!("{REGISTERED:?} without the API server");
-    found
-        .kubelet()
-        .expect_until(REGISTERED, failure, offers_all)
-        .await?;
-    let n_starts = n_starts_of(found.kubelet(), &namespace, "before");
-    found.kubelet().restart_container(&namespace, "before", "main")?;
+    kubelet.expect_until(REGISTERED, failure, offers_all).await?;
+    let n_starts = n_starts_of(kubelet, &namespace, "before");
+    kubelet.restart_container(&namespace, "before", "main")?;
     found.set_health(idle, GpuFault::Xid(79))?;
     sleep(AWAY.saturating_sub(began.elapsed())).await;
-    let found = world.node(&node)?;
-    ensure!(
-        n_starts_of(found.kubelet(), &namespace, "before") == n_starts,
-        "a container starts without proof"
-    );
+    let kubelet = world.node(&node)?.kubelet();
+    let has_started = |kubelet: &Kubelet| n_starts_of(kubelet, &namespace, "before") > n_starts;
+    ensure!(!has_started(kubelet), "a container starts without proof");
     away.remove();
     let back = Instant::now();
-    let has_started = |kubelet: &Kubelet| n_starts_of(kubelet, &namespace, "before") > n_starts;
     let failure = format!("{FOLLOWED:?} after the return of the API server the container has not started");
-    found
-        .kubelet()
-        .expect_until(FOLLOWED, failure, has_started)
-        .await?;
+    kubelet.expect_until(FOLLOWED, failure, has_started).await?;
     let is_sick = |snapshot: &ClusterSnapshot| {
         let device = snapshot.devices.get(&node).into_iter();
         let mut devices = device.flat_map(|device| &device.spec.devices);
@@ -130,7 +117,6 @@ async fn without_api_server(world: &mut World) -> Result<()> {
     world.until_running(&["before"]).await
 }
 
-/// Without the API server the plugin still changes its injection mode once CDI works.
 async fn mode_without_api_server(world: &mut World) -> Result<()> {
     let node = world.gpu_node(1)?.name;
     // The runtime started before the directory of CDI specs existed, and watches it only from its first container on.
@@ -150,40 +136,33 @@ async fn mode_without_api_server(world: &mut World) -> Result<()> {
     let mode = r#"gpushare_device_plugin_injection{mode="cdi",certainty="proven",reason="Cdi"} 1"#;
     until_metrics(found, mode, true).await?;
     away.remove();
-    let is_published = |snapshot: &ClusterSnapshot| {
-        let device = snapshot.devices.get(&node)?.spec.devices.first()?;
-        let mut conditions = device.conditions.iter();
+    let is_published = |device: &Device| {
+        let mut conditions = device.spec.devices.first()?.conditions.iter();
         let condition = conditions.find(|condition| condition.condition_type == CONDITION_INJECTABLE)?;
         (condition.status == "True" && condition.reason == "Cdi").then_some(())
     };
-    world.until("the mode in the Device object", is_published).await?;
+    let what = "the mode in the Device object";
+    world.until_device(&node, what, is_published).await?;
     world.cluster()?.until_ready(DEADLINE).await
 }
 
-/// kubelet's registration socket disappears: the plugin keeps serving its devices and does not register again.
 async fn kubelet_socket_removed(world: &mut World) -> Result<()> {
     let node = world.gpu_node(1)?.name;
     let found = world.node(&node)?;
     let socket = found.kubelet().config().plugin_socket();
-    let (before, n_registrations) = (
-        healthy_counts(found.kubelet()),
-        found.kubelet().counts().registrations,
-    );
+    let before = found.kubelet().capacity();
+    let n_registrations = found.kubelet().counts().registrations;
     files::remove(&socket)?;
-    let has_lost = |kubelet: &Kubelet| healthy_counts(kubelet) != before;
-    ensure!(
-        !found.kubelet().until(QUIET, has_lost).await,
-        "the node has {:?} of its devices {before:?}",
-        healthy_counts(found.kubelet())
-    );
+    let has_lost = |kubelet: &Kubelet| kubelet.capacity() != before;
+    let is_changed = found.kubelet().until(QUIET, has_lost).await;
+    let now = found.kubelet().capacity();
+    ensure!(!is_changed, "the node has {now:?} of its devices {before:?}");
     world.start_units("meanwhile", "1", &node).await?;
     let found = world.node(&node)?;
-    ensure!(
-        found.kubelet().counts().registrations == n_registrations,
-        "the plugin has registered again"
-    );
+    let is_same = found.kubelet().counts().registrations == n_registrations;
+    ensure!(is_same, "the plugin has registered again");
     found.restart_kubelet().await?;
-    super::breaking::until_registered(world, &node).await?;
+    until_registered(world, &node).await?;
     world.start_units("after", "1", &node).await?;
     world.until_running(&["meanwhile", "after"]).await
 }
@@ -197,7 +176,6 @@ async fn replace_by_pipe(file: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The disk under kubelet's checkpoint stops answering: the plugin's watchdog ends the process, and a new plugin serves.
 async fn plugin_hangs(world: &mut World) -> Result<()> {
     let node = world.gpu_node(1)?.name;
     world.start_units("before", "1", &node).await?;
@@ -205,7 +183,7 @@ async fn plugin_hangs(world: &mut World) -> Result<()> {
     let checkpoint = found.kubelet().config().checkpoint();
     replace_by_pipe(&checkpoint).await?;
     let began = Instant::now();
-    world.create_units("caught", "1", &node).await?;
+    world.create(PodBuilder::units("caught", 1).on(&node)).await?;
     let found = world.node(&node)?;
     // The plugin's own watchdog has to end it: kubelet cannot distinguish a plugin that hangs from a slow one.
     let has_ended = match found.plugin() {
@@ -213,23 +191,17 @@ async fn plugin_hangs(world: &mut World) -> Result<()> {
         None => false,
     };
     std::fs::rename(checkpoint.with_extension("aside"), &checkpoint)?;
+    let waited = began.elapsed();
     ensure!(
         has_ended,
-        "{:?} after the disk has stopped to answer the plugin hangs",
-        began.elapsed()
+        "{waited:?} after the disk has stopped to answer the plugin hangs"
     );
     found.restart_plugin().await?;
-    super::breaking::until_registered(world, &node).await?;
+    until_registered(world, &node).await?;
     // The plugin ended during this pod's Allocate call. kubelet fails the pod if the call failed; it runs if kubelet had not
     // asked yet.
-    let key = world.key("caught");
-    let is_settled = |snapshot: &ClusterSnapshot| {
-        let phase = snapshot.pods.get(&key).map(phase)?;
-        ["Failed", "Running"].contains(&phase).then_some(())
-    };
-    world
-        .until("the pod that was being admitted to run or to fail", is_settled)
-        .await?;
+    let is_settled = |pod: &Pod| ["Failed", "Running"].contains(&phase(pod)).then_some(());
+    world.until_pod("caught", "to run or to fail", is_settled).await?;
     world.delete("caught").await?;
     world.start_units("after", "1", &node).await?;
     world.until_running(&["before", "after"]).await
@@ -258,7 +230,6 @@ fn line_with(log: &Path, words: &[&str]) -> Result<String> {
     bail!("no line of {} says {words:?}", log.display())
 }
 
-/// The plugin's metrics and log lines show devices, registration, mode and placement.
 async fn plugin_metrics(world: &mut World) -> Result<()> {
     let node = world.gpu_node(2)?.name;
     world.start_units("placed", "2", &node).await?;
@@ -283,32 +254,18 @@ async fn plugin_metrics(world: &mut World) -> Result<()> {
     let device = gpu_of(world, "placed")?;
     let key = world.key("placed");
     let cluster = world.cluster()?;
-    line_with(
-        cluster.scheduler.log(),
-        &["bound", &key, &node, &device, "gpu-memory"],
-    )?;
-    let log = cluster
-        .node(&node)?
-        .plugin()
-        .context("no plugin runs there")?
-        .log()
-        .to_owned();
-    line_with(
-        &log,
-        &["a container starts", &key, "main", &node, &device, "gpu-memory"],
-    )?;
-    let allocated = line_with(&log, &["allocated"])?;
+    let bound = ["bound", &key, &node, &device, "gpu-memory"];
+    line_with(cluster.scheduler.log(), &bound)?;
+    let plugin = cluster.node(&node)?.plugin().context("no plugin runs there")?;
+    let starts = ["a container starts", &key, "main", &node, &device, "gpu-memory"];
+    line_with(plugin.log(), &starts)?;
+    let allocated = line_with(plugin.log(), &["allocated"])?;
     // In mode `cdi` Allocate does not know its pod, and a log line that names one would be a guess.
-    ensure!(
-        !allocated.contains("pod="),
-        "the answer to Allocate names a pod: {allocated}"
-    );
+    let has_pod = allocated.contains("pod=");
+    ensure!(!has_pod, "the answer to Allocate names a pod: {allocated}");
 
-    let mut stray = PodBuilder::units("stray", 1).pod()?;
-    if let Some(spec) = &mut stray.spec {
-        spec.node_name = Some(node.clone());
-    }
-    world.pods.api().create(&PostParams::default(), &stray).await?;
+    let stray = PodBuilder::units("stray", 1).at("/spec/nodeName", json!(node));
+    world.create(stray).await?;
     let held = r#"gpushare_device_plugin_held_containers{reason="unplaced"} 1"#;
     until_metrics(world.node(&node)?, held, true).await?;
     world.delete("stray").await

@@ -6,13 +6,13 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use k8s_openapi::api::core::v1::Pod;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
-use super::{DEADLINE, ScenarioEntry, World};
+use super::world::all_run;
+use super::{DEADLINE, Scenario, World};
 use kit::apiserver::{Fault, Matching};
 use kit::observer::ClusterSnapshot;
-use kit::pod_fields::{is_running, phase};
+use kit::pod_fields::phase;
 use kit::pods::PodBuilder;
 
 /// The node, and its label, by which all pods are sent there.
@@ -36,18 +36,16 @@ const N_KEPT: usize = 12;
 /// The time for which a plugin is away after it has died.
 const AWAY: Duration = Duration::from_secs(2);
 
-/// The most pods that may fail by the first death, before the scheduler has found out about it, and by each later death.
-const MOST_FAILED_AT_FIRST: usize = N_KEPT;
+/// The most pods that may fail by each death but the first.
 const MOST_FAILED_LATER: usize = 3;
 
-pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
+pub(super) const SCENARIOS: &[Scenario] = scenarios! { needs "plugins that it starts itself", on [Faults]:
     "plugin-replaced" => plugin_replaced,
         "a plugin that is replaced while pods come and go loses none of them";
     "plugin-dies" => plugin_dies,
         "a plugin that dies again and again costs few of the pods that a controller makes";
 };
 
-/// The plugin is replaced while pods keep coming: none of them fails.
 async fn plugin_replaced(world: &mut World) -> Result<()> {
     let names: Vec<String> = (0..N_PODS).map(|nth| format!("pod-{nth}")).collect();
     let pods = world.pods.clone();
@@ -64,10 +62,9 @@ async fn plugin_replaced(world: &mut World) -> Result<()> {
     let (came, is_clean) = tokio::join!(coming, node.replace_plugin(GRACE));
     came?;
     ensure!(is_clean?, "the old plugin did not end cleanly");
-    world.until_all_run(&names).await
+    world.until_running(&names).await
 }
 
-/// The plugin dies several times while a controller keeps its pods: few pods fail by each death.
 async fn plugin_dies(world: &mut World) -> Result<()> {
     let mut controlled = ControlledPods::default();
     controlled.until_running(world, N_KEPT / 3).await?;
@@ -84,11 +81,8 @@ async fn plugin_dies(world: &mut World) -> Result<()> {
         late.remove();
         controlled.drop_failed(world);
         let n_failed = controlled.n_failed - before;
-        let most = if death == 0 {
-            MOST_FAILED_AT_FIRST
-        } else {
-            MOST_FAILED_LATER
-        };
+        // The scheduler finds out about the plugin by the first death.
+        let most = if death == 0 { N_KEPT } else { MOST_FAILED_LATER };
         ensure!(
             n_failed <= most,
             "death {death} of the plugin has cost {n_failed} pods, more than {most}"
@@ -120,17 +114,9 @@ impl ControlledPods {
                 self.names.push(name);
             }
             let keys: Vec<String> = self.names.iter().map(|name| world.key(name)).collect();
-            let found = |snapshot: &ClusterSnapshot| {
-                let pods: Vec<&Pod> = keys.iter().filter_map(|key| snapshot.pods.get(key)).collect();
-                let is_any_failed = pods.iter().any(|pod| phase(pod) == "Failed");
-                let run_all = pods.len() == keys.len() && pods.iter().all(|pod| is_running(pod));
-                (is_any_failed || run_all).then_some(run_all)
-            };
-            if world
-                .observer
-                .until(&format!("{n_wanted} pods to run"), DEADLINE, found)
-                .await?
-            {
+            let run = |snapshot: &ClusterSnapshot| all_run(snapshot, &keys);
+            let what = format!("{n_wanted} pods to run");
+            if world.observer.until(&what, DEADLINE, run).await?.is_ok() {
                 return Ok(());
             }
         }
@@ -141,10 +127,8 @@ impl ControlledPods {
         let snapshot = world.observer.now();
         let n_before = self.names.len();
         self.names.retain(|name| {
-            snapshot
-                .pods
-                .get(&world.key(name))
-                .is_none_or(|pod| phase(pod) != "Failed")
+            let pod = snapshot.pods.get(&world.key(name));
+            pod.is_none_or(|pod| phase(pod) != "Failed")
         });
         self.n_failed += n_before - self.names.len();
     }

@@ -9,21 +9,23 @@ use k8s_openapi::api::scheduling::v1::PriorityClass;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 
-use super::{Body, ScenarioEntry, World};
+use super::{Body, Scenario, World};
 use kit::cluster::SCHEDULER_USER;
 use kit::invariants;
 use kit::observer::ClusterSnapshot;
+use kit::parts::Need;
 use kit::pod_fields::node_of;
 use kit::pods::PodBuilder;
 
-pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! { within with_class(world):
-    "preemption" => one_gpu_is_freed,
+pub(super) const SCENARIOS: &[Scenario] = scenarios! {
+    needs "a watch that is late on command", on [Waiting], within with_class(world):
+    "preemption" needs [Need::Evict] => one_gpu_is_freed,
         "a full cluster makes room for an important pod: the pods of one GPU go, and it runs there";
     "preemption-behind" => watch_is_behind,
         "with the scheduler's watch five seconds behind, no pod goes in vain";
-    "preemption-budget" => budget_is_kept,
+    "preemption-budget" needs [Need::Evict] => budget_is_kept,
         "pods that a PodDisruptionBudget protects stay where others can go";
-    "preemption-in-vain" => nothing_helps,
+    "preemption-in-vain" needs [Need::Evict] => nothing_helps,
         "where no GPU can be freed, no pod goes";
 };
 
@@ -55,7 +57,7 @@ async fn with_class(world: &mut World, scenario: Body) -> Result<()> {
 
 /// Runs a scenario with a `PriorityClass` for each name and value, and removes them.
 pub(super) async fn with_classes(world: &mut World, wanted: &[(&str, i32)], scenario: Body) -> Result<()> {
-    let classes: Api<PriorityClass> = Api::all(world.client.0.clone());
+    let classes: Api<PriorityClass> = Api::all(world.client());
     for (name, value) in wanted {
         let class = serde_json::from_value(json!({"metadata": {"name": name}, "value": value}))?;
         let created = classes.create(&PostParams::default(), &class).await;
@@ -75,7 +77,7 @@ pub(super) async fn protect(
     selector: Value,
     n_pods: usize,
 ) -> Result<Api<PodDisruptionBudget>> {
-    let budgets: Api<PodDisruptionBudget> = Api::namespaced(world.client.0.clone(), &world.namespace);
+    let budgets: Api<PodDisruptionBudget> = Api::namespaced(world.client(), &world.namespace);
     let spec = json!({"selector": selector, "maxUnavailable": 0});
     let budget = serde_json::from_value(json!({"metadata": {"name": BUDGET}, "spec": spec}))?;
     budgets.create(&PostParams::default(), &budget).await?;
@@ -88,29 +90,30 @@ pub(super) async fn protect(
     Ok(budgets)
 }
 
-/// Fills every GPU with pods of a quarter; returns their names.
-async fn fill_all_gpus(world: &World) -> Result<Vec<String>> {
-    let snapshot = world.observer.now();
-    let n_gpus = invariants::held_amounts(&snapshot, &world.excused).gpus.len();
-    let names: Vec<String> = (0..4 * n_gpus).map(|idx| format!("low-{idx:02}")).collect();
-    let creations = names
-        .iter()
-        .map(|name| world.create(share(name, 25, 0).labelled("name", name)));
-    futures::future::try_join_all(creations).await?;
-    world.until_all_run(&names).await?;
-    Ok(names)
+/// The number of the cluster's GPUs.
+fn n_gpus(world: &World) -> usize {
+    world.held_amounts().gpus.len()
 }
 
-/// The name of each pod, with its node and the minor number of its GPU; `None` for a pod without a record.
-fn places(world: &World, names: &[String]) -> Vec<(String, Option<(String, i32)>)> {
-    names
-        .iter()
-        .map(|name| (name.clone(), place_of(world, name)))
-        .collect()
+/// Fills every GPU with pods of a quarter; returns their names.
+async fn fill_all_gpus(world: &World) -> Result<Vec<String>> {
+    let quarter = |idx| {
+        let name = format!("low-{idx:02}");
+        share(&name, 25, 0).labelled("name", &name)
+    };
+    world.start_all((0..4 * n_gpus(world)).map(quarter)).await
 }
 
 /// The node of a pod, and the minor number of its first GPU.
-fn place_of(world: &World, name: &str) -> Option<(String, i32)> {
+type Place = (String, i32);
+
+/// The name of each pod, with its place; `None` for a pod without a record.
+fn places(world: &World, names: &[String]) -> Vec<(String, Option<Place>)> {
+    let with_place = |name: &String| (name.clone(), place_of(world, name));
+    names.iter().map(with_place).collect()
+}
+
+fn place_of(world: &World, name: &str) -> Option<Place> {
     let pod = world.pod(name).ok()?;
     let node = node_of(&pod)?.to_owned();
     Some((node, invariants::record(&pod).ok()?.first()?.0))
@@ -126,7 +129,7 @@ pub(super) fn is_staying(world: &World, name: &str) -> bool {
 /// Waits until the important pod runs on a GPU that `n_gone` evicted pods held, and checks that no other pods were evicted.
 async fn until_one_gpu_has_changed_hands(
     world: &World,
-    before: &[(String, Option<(String, i32)>)],
+    before: &[(String, Option<Place>)],
     n_gone: usize,
 ) -> Result<()> {
     world.until_running(&["high"]).await?;
@@ -199,21 +202,14 @@ async fn budget_is_kept(world: &mut World) -> Result<()> {
 /// Sixty percent of each GPU is held by a pod of the preemptor's own priority: without the less important pods a node has enough
 /// memory in sum, but no single GPU has.
 async fn nothing_helps(world: &mut World) -> Result<()> {
-    let snapshot = world.observer.now();
-    let n_gpus = invariants::held_amounts(&snapshot, &world.excused).gpus.len();
-    let (mut peers, mut low) = (Vec::new(), Vec::new());
+    let n_gpus = n_gpus(world);
     // One pod of each priority on every GPU: a pod of sixty percent keeps the next pod of sixty off its GPU.
-    for idx in 0..n_gpus {
-        peers.push(format!("peer-{idx}"));
-        low.push(format!("low-{idx}"));
-    }
-    futures::future::try_join_all(peers.iter().map(|name| world.create(share(name, 60, IMPORTANT)))).await?;
-    world.until_all_run(&peers).await?;
-    futures::future::try_join_all(low.iter().map(|name| world.create(share(name, 40, 0)))).await?;
-    world.until_all_run(&low).await?;
-    world.create(share("high", 70, IMPORTANT)).await?;
+    let peers = (0..n_gpus).map(|idx| share(&format!("peer-{idx}"), 60, IMPORTANT));
+    world.start_all(peers).await?;
+    let low = (0..n_gpus).map(|idx| share(&format!("low-{idx}"), 40, 0));
+    let low = world.start_all(low).await?;
     // kube-scheduler evicts victims before it writes the condition, so by now they would be gone.
-    world.until_refused("high", "nodes are available").await?;
+    world.create_waiting(share("high", 70, IMPORTANT)).await?;
     let stay = low.iter().all(|name| is_staying(world, name));
     ensure!(stay, "a pod was evicted although that helps no other pod");
     Ok(())

@@ -18,7 +18,7 @@ use super::World;
 use super::needs::Needs;
 use kit::console::{Console, table};
 use kit::invariants;
-use kit::parts::{ClusterPart, Commands, Need};
+use kit::parts::Commands;
 
 pub use target::NodeVersions;
 
@@ -39,11 +39,8 @@ mod usage;
 /// The function of a scenario.
 type Body = for<'a> fn(&'a mut Trial) -> BoxFuture<'a, Result<Finding>>;
 
-/// Name for `--scenario`, what is tried, and the function.
-type GpuEntry = (&'static str, &'static str, Body);
-
 /// The scenarios in their order: the one that compares with the state before all others is the last.
-const LISTS: [&[GpuEntry]; 7] = [
+const LISTS: [&[GpuScenario]; 7] = [
     containers::SCENARIOS,
     runtime_classes::SCENARIOS,
     usage::SCENARIOS,
@@ -73,25 +70,7 @@ impl std::fmt::Debug for GpuScenario {
 
 /// Every scenario on real GPUs, in the order in which they run.
 pub fn all() -> Vec<GpuScenario> {
-    let entries = LISTS.into_iter().flatten();
-    let scenario = |(name, about, body): &GpuEntry| GpuScenario {
-        name,
-        about,
-        needs: needs(name),
-        body: *body,
-    };
-    entries.map(scenario).collect()
-}
-
-/// The needs of the scenario of this name.
-fn needs(name: &str) -> Needs {
-    match name {
-        "gpu-runtime-killed" => Needs::Commands(&[
-            Need::Kill(ClusterPart::Containerd),
-            Need::Kill(ClusterPart::Kubelet),
-        ]),
-        _ => Needs::Commands(&[]),
-    }
+    LISTS.concat()
 }
 
 /// The outcome of a scenario.
@@ -227,7 +206,7 @@ pub async fn run(
             ));
         }
     };
-    trial::make_service_account(&world.client.0, &world.namespace).await?;
+    trial::make_service_account(&world.client(), &world.namespace).await?;
     let mut trial = Trial {
         world,
         gpu,

@@ -8,6 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use kube::{Client, ResourceExt};
+use proto::device::Device;
 use proto::plugin_reports::PODS_WITHOUT_DEVICES;
 use proto::record::{
     BIND_TIMESTAMP, DEVICE_ALLOCATED, GPU_MINORS, MEM_ASSIGNED, MEM_ASSUME_TIME, MEM_DEV, MEM_IDX, MEM_POD,
@@ -16,13 +17,14 @@ use proto::resource::GPU_CORE;
 use serde_json::{Value, json};
 
 use super::breaking::until_registered;
-use super::{ScenarioEntry, World};
+use super::{Scenario, World};
 use kit::cluster::user_client;
 use kit::manifests;
 use kit::observer::ClusterSnapshot;
 use kit::pods::PodBuilder;
 
-pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
+// The shipped policy would refuse the forged records before the daemons see them.
+pub(super) const SCENARIOS: &[Scenario] = scenarios! { needs "no policy that guards records", on [Faults]:
     "records-forged" => records_forged,
         "records of pods that ask for nothing, and pods bound without the scheduler, take no GPU from others";
     "records-removed" => records_removed,
@@ -34,14 +36,16 @@ pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
 /// The admission policy that guards records, and its file in `deploy/`.
 const POLICY: &str = "gpushare-records";
 const POLICY_FILE: &str = "base/record-admission.yaml";
+/// The policy's words.
+const REFUSAL: &str = "says which devices a pod holds";
 /// Longest time until a record that was removed is there again, on a busy machine.
 const AGAIN: Duration = Duration::from_secs(20);
 
 /// A record by which a pod holds 80 GiB, and all computing power, of each of these GPUs.
-fn forged_record(minors: &[u32]) -> BTreeMap<String, String> {
+fn forged_record(minors: &[u32]) -> String {
     let gpu = |minor: &u32| json!({"minor": minor, "resources": {"koordinator.sh/gpu-memory": "80Gi", "koordinator.sh/gpu-core": 100}});
     let gpus: Vec<Value> = minors.iter().map(gpu).collect();
-    [(DEVICE_ALLOCATED.to_owned(), json!({"gpu": gpus}).to_string())].into()
+    json!({"gpu": gpus}).to_string()
 }
 
 /// Binds a pod past the scheduler, as its author can with `nodeName`; the checks skip it. Returns its UID.
@@ -51,34 +55,35 @@ async fn bind_by_hand(world: &mut World, spec: PodBuilder, node: &str) -> Result
     Ok(pod.uid().unwrap_or_default())
 }
 
-/// Records in pods that request nothing, and pods bound without the scheduler, take no GPU from other pods.
 async fn records_forged(world: &mut World) -> Result<()> {
     let node = world.gpu_node(2)?;
     let minors: Vec<u32> = (0..).take(node.units.len()).collect();
     let mut without_devices = Vec::new();
     for (name, minors) in [("names-nothing-there", &[99][..]), ("names-all", &minors)] {
-        let spec = PodBuilder::new(name, &[("cpu", "1m")]).annotated(&forged_record(minors));
+        let spec =
+            PodBuilder::new(name, &[("cpu", "1m")]).annotation(DEVICE_ALLOCATED, &forged_record(minors));
         without_devices.push(bind_by_hand(world, spec, &node.name).await?);
     }
     let core_alone = PodBuilder::new("core-alone", &[(GPU_CORE, "50")]);
     without_devices.push(bind_by_hand(world, core_alone, &node.name).await?);
-    world
-        .until_running(&["names-nothing-there", "names-all", "core-alone"])
-        .await?;
+    let names = ["names-nothing-there", "names-all", "core-alone"];
+    world.until_running(&names).await?;
     until_reported(world, &node.name, &without_devices).await?;
-    let names: Vec<String> = (0..node.units.len()).map(|idx| format!("full-{idx}")).collect();
-    let mut units = node.units.clone();
-    units.sort_unstable();
-    // The largest pods come first, one after the other: a smaller pod could take the only GPU that is large enough for a
-    // larger one.
-    for (name, units) in names.iter().zip(units.iter().rev()) {
-        world.start_units(name, units, &node.name).await?;
+    let largest_first = node.largest_first();
+    for (idx, units) in largest_first.iter().enumerate() {
+        let name = format!("full-{idx}");
+        world.start_units(&name, units, &node.name).await?;
     }
-    for name in &names {
-        world.delete(name).await?;
+    for idx in 0..largest_first.len() {
+        world.delete(&format!("full-{idx}")).await?;
     }
-    counted_once(world, &node.name, units.last().copied().unwrap_or_default()).await?;
-    for name in ["names-nothing-there", "names-all", "core-alone"] {
+    counted_once(
+        world,
+        &node.name,
+        largest_first.first().copied().unwrap_or_default(),
+    )
+    .await?;
+    for name in names {
         world.delete(name).await?;
     }
     world.excused.clear();
@@ -89,13 +94,10 @@ async fn records_forged(world: &mut World) -> Result<()> {
 async fn counted_once(world: &mut World, node: &str, units: u64) -> Result<()> {
     bind_by_hand(world, PodBuilder::units("direct", 1), node).await?;
     // The pod is charged to the GPU with the most room.
-    let mut others = world.gpu_node(2)?.units;
-    others.sort_unstable();
-    if others.last() == Some(&units) {
-        others.pop();
-    }
-    let next = others.last().copied().unwrap_or_default();
-    world.create_units("beside", next, node).await?;
+    let others = world.gpu_node(2)?.largest_first();
+    let is_first = others.first() == Some(&units);
+    let next = others.get(usize::from(is_first)).copied().unwrap_or_default();
+    world.create(PodBuilder::units("beside", next).on(node)).await?;
     // It is placed beside one whose device is not known.
     world.until_bound("beside").await?;
     for name in ["beside", "direct"] {
@@ -106,17 +108,12 @@ async fn counted_once(world: &mut World, node: &str, units: u64) -> Result<()> {
 
 /// Waits until the Device object of a node lists these pods as pods to which kubelet has given no device.
 async fn until_reported(world: &mut World, node: &str, uids: &[String]) -> Result<()> {
-    let reported = |snapshot: &ClusterSnapshot| {
-        let text = snapshot
-            .devices
-            .get(node)?
-            .annotations()
-            .get(PODS_WITHOUT_DEVICES)?;
+    let reported = |device: &Device| {
+        let text = device.annotations().get(PODS_WITHOUT_DEVICES)?;
         uids.iter().all(|uid| text.contains(uid.as_str())).then_some(())
     };
-    world
-        .until("the plugin to report pods without devices", reported)
-        .await
+    let what = "the plugin to report pods without devices";
+    world.until_device(node, what, reported).await
 }
 
 /// The annotations of a pod that record its devices.
@@ -143,11 +140,8 @@ async fn remove(world: &World, name: &str, prefix: &str) -> Result<u64> {
     let keys = record.keys().filter(|key| key.starts_with(prefix));
     let none: BTreeMap<&String, Value> = keys.map(|key| (key, Value::Null)).collect();
     let patch = Patch::Merge(json!({"metadata": {"annotations": none}}));
-    let removed = world
-        .pods
-        .api()
-        .patch(name, &PatchParams::default(), &patch)
-        .await;
+    let api = world.pods.api();
+    let removed = api.patch(name, &PatchParams::default(), &patch).await;
     let removed = removed.context("cannot remove annotations")?;
     version(&removed).context("the pod has no version")
 }
@@ -176,8 +170,6 @@ async fn until_whole(
     world.until_within(AGAIN, &what, is_whole).await
 }
 
-/// Records that are removed come back: from the plugin's memory, and from the running container's devices after a
-/// restart.
 async fn records_removed(world: &mut World) -> Result<()> {
     let node = world.gpu_node(1)?.name;
     world.start_units("held", "2", &node).await?;
@@ -200,9 +192,8 @@ async fn records_removed(world: &mut World) -> Result<()> {
     until_registered(world, &node).await?;
     bind_by_hand(world, PodBuilder::units("bound-by-hand", 1), &node).await?;
     let words = "was not placed by gpushare-scheduler";
-    world
-        .until_event(&world.namespace, "bound-by-hand", "GPUNotPlaced", words)
-        .await?;
+    let name = "bound-by-hand";
+    world.until_pod_event(name, "GPUNotPlaced", words).await?;
     world.verify().await?;
     ensure!(
         record_annotations(&world.pod("bound-by-hand")?).is_empty(),
@@ -213,21 +204,18 @@ async fn records_removed(world: &mut World) -> Result<()> {
     Ok(())
 }
 
-/// The shipped policy lets only gpushare's accounts write records.
 async fn records_guarded(world: &mut World) -> Result<()> {
     let node = world.gpu_node(1)?;
-    bind_by_hand(
-        world,
-        PodBuilder::new("before", &[("cpu", "1m")]).annotated(&forged_record(&[0])),
-        &node.name,
-    )
-    .await?;
+    let forged = |name: &str| {
+        PodBuilder::new(name, &[("cpu", "1m")]).annotation(DEVICE_ALLOCATED, &forged_record(&[0]))
+    };
+    bind_by_hand(world, forged("before"), &node.name).await?;
     world.until_running(&["before"]).await?;
     let cluster = world.cluster()?;
     let path = cluster.deploy().join(POLICY_FILE);
     manifests::apply_file(cluster.client(), &path).await?;
     let alice = user_client(cluster.api(), cluster.dir(), "alice", &[]).await?;
-    let tried = try_accounts(world, &alice).await;
+    let tried = try_accounts(world, &alice, &forged("forged").pod()?).await;
     let api = world.cluster()?.api().objects().clone();
     for plural in ["validatingadmissionpolicybindings", "validatingadmissionpolicies"] {
         api.delete(plural, "", POLICY, None)?;
@@ -239,40 +227,28 @@ async fn records_guarded(world: &mut World) -> Result<()> {
 
 /// The ordinary user `alice` can neither create, change nor remove a record; she can change other annotations, and the
 /// scheduler's pods still get their records.
-async fn try_accounts(world: &mut World, alice: &Client) -> Result<()> {
+async fn try_accounts(world: &mut World, alice: &Client, forged: &Pod) -> Result<()> {
     let pods: Api<Pod> = Api::namespaced(alice.clone(), &world.namespace);
     let refused = |what: &str, outcome: kube::Result<Pod>| match outcome {
-        Err(kube::Error::Api(status))
-            if status.code == 403 && status.message.contains("says which devices a pod holds") =>
-        {
-            Ok(())
-        }
+        Err(kube::Error::Api(status)) if status.code == 403 && status.message.contains(REFUSAL) => Ok(()),
         other => bail!("{what}: {other:?}"),
     };
-    let forged = PodBuilder::new("forged", &[("cpu", "1m")])
-        .annotated(&forged_record(&[0]))
-        .pod()?;
     refused(
         "a pod with a record",
-        pods.create(&PostParams::default(), &forged).await,
+        pods.create(&PostParams::default(), forged).await,
     )?;
     let params = PatchParams::default();
     let change = |annotations: Value| Patch::Merge(json!({"metadata": {"annotations": annotations}}));
-    refused(
-        "a record that is changed",
-        pods.patch("before", &params, &change(json!({DEVICE_ALLOCATED: "{}"})))
-            .await,
-    )?;
-    refused(
-        "a record that is removed",
-        pods.patch("before", &params, &change(json!({DEVICE_ALLOCATED: null})))
-            .await,
-    )?;
-    refused(
-        "a record by way of status",
-        pods.patch_status("before", &params, &change(json!({MEM_IDX: "1"})))
-            .await,
-    )?;
+    for (what, record) in [("changed", json!("{}")), ("removed", Value::Null)] {
+        let patched = pods
+            .patch("before", &params, &change(json!({DEVICE_ALLOCATED: record})))
+            .await;
+        refused(&format!("a record that is {what}"), patched)?;
+    }
+    let patched = pods
+        .patch_status("before", &params, &change(json!({MEM_IDX: "1"})))
+        .await;
+    refused("a record by way of status", patched)?;
     pods.patch("before", &params, &change(json!({"note": "anything"})))
         .await
         .context("a pod with a record is no longer changeable")?;

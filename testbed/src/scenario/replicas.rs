@@ -8,12 +8,12 @@ use k8s_openapi::api::admissionregistration::v1::{
     ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
 };
 use kube::api::{Api, DeleteParams, ListParams};
-use proto::resource::{GPU_MEM, GPU_MEMORY};
+use proto::resource::GPU_MEMORY;
 use serde_json::{Value, json};
 
 use super::breaking;
 use super::world::NO_SCHEDULER;
-use super::{DEADLINE, ScenarioEntry, World};
+use super::{DEADLINE, Scenario, World};
 use crate::replicas::{NAMESPACE, Replicas};
 use kit::apiserver::{self, Fault, Matching};
 use kit::cluster::SCHEDULER_USER;
@@ -32,7 +32,8 @@ const REFUSAL: &str = "test-refuses-bindings";
 /// Pause between pods that arrive during a rollout.
 const ARRIVAL: Duration = Duration::from_millis(250);
 
-pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! { within with_replicas(world, replicas):
+pub(super) const SCENARIOS: &[Scenario] = scenarios! {
+    needs "replicas that it starts itself", on [Replicas], within with_replicas(world, replicas):
     "leader-killed" => leader_killed,
         "the leader of two replicas killed with bindings in flight: the other goes on, nothing is lost or doubled";
     "leader-paused" => leader_paused,
@@ -55,9 +56,7 @@ async fn with_replicas(world: &mut World, scenario: ReplicaAction) -> Result<()>
     let mut replicas = Replicas::start(cluster).await?;
     scenario(world, &mut replicas).await?;
     replicas.end().await?;
-    let cluster = world.cluster()?;
-    cluster.scheduler.restart().await?;
-    cluster.until_scheduler_ready(DEADLINE).await
+    world.restart_scheduler().await
 }
 
 /// Waits for a condition that no watch shows.
@@ -66,7 +65,6 @@ async fn until_true(what: &str, mut condition: impl FnMut() -> bool) -> Result<(
     polling::until(DEADLINE, failure, || std::future::ready(condition())).await
 }
 
-/// Kills the leader with bindings in flight, once for each fault: another replica leads, and all pods run.
 async fn leader_killed(world: &mut World, replicas: &mut Replicas) -> Result<()> {
     let faults = world.cluster()?.api().faults().clone();
     let mut names = Vec::new();
@@ -74,21 +72,14 @@ async fn leader_killed(world: &mut World, replicas: &mut Replicas) -> Result<()>
         let leader = replicas.until_led_by_another_than("").await?;
         let on_bind = Matching::requests("create", "pods/binding").times(N_LATE);
         let late = faults.inject(on_bind, fault);
-        names.extend(
-            world
-                .create_many(&format!("pod-{kill}"), N_PODS, &[(GPU_MEM, "1")])
-                .await?,
-        );
-        until_true(&format!("{N_LATE} bindings to be under way"), || {
-            late.hits() >= N_LATE
-        })
-        .await?;
+        names.extend(world.create_many(&format!("pod-{kill}"), N_PODS, 1).await?);
+        until_true("bindings to be under way", || late.hits() >= N_LATE).await?;
         replicas.process(&leader)?.kill().await;
         replicas.until_led_by_another_than(&leader).await?;
         replicas.process(&leader)?.restart().await?;
     }
     faults.clear();
-    world.until_all_run(&names).await
+    world.until_running(&names).await
 }
 
 /// Stops the leader until another replica leads, and sends the stopped one a bind request: when it goes on, it must not write
@@ -98,24 +89,12 @@ async fn leader_paused(world: &mut World, replicas: &mut Replicas) -> Result<()>
     let room = node.units.iter().min().copied().unwrap_or_default();
     // All GPUs but one are taken.
     world.fill_gpus("holder", &node, 1).await?;
-    let late = world
-        .pods
-        .create(&PodBuilder::units("late", room).scheduler(NO_SCHEDULER))
-        .await?;
+    let late = PodBuilder::units("late", room).scheduler(NO_SCHEDULER);
+    let late = world.pods.create(&late).await?;
     let leader = replicas.until_led_by_another_than("").await?;
-    let (url, client) = {
-        let cluster = world.cluster()?;
-        let address = replicas.address(&leader)?;
-        let authority = if cluster.has_webhooks() {
-            cluster.scheduler_url()
-        } else {
-            format!("http://{address}")
-        };
-        (
-            format!("{authority}/gpushare-scheduler"),
-            cluster.scheduler_client_at(address)?,
-        )
-    };
+    let (cluster, address) = (world.cluster()?, replicas.address(&leader)?);
+    let url = format!("{}/gpushare-scheduler", cluster.scheduler_url());
+    let client = cluster.scheduler_client_at(address)?;
     // The client opens a connection and keeps it.
     client.get(&format!("{url}/inspect")).await?;
     replicas.process(&leader)?.pause().await?;
@@ -126,34 +105,22 @@ async fn leader_paused(world: &mut World, replicas: &mut Replicas) -> Result<()>
     breaking::ensure_not_bound(world, &late, bind).await?;
     world.verify().await?;
     // The previous leader does not come back: its label is removed.
-    until_true("the former leader's label to be taken off", || {
-        !replicas.leaders().contains(&leader)
-    })
-    .await
+    let leads_no_more = || !replicas.leaders().contains(&leader);
+    until_true("the former leader's label to be taken off", leads_no_more).await
 }
 
-/// Deletes the policies that fence the replicas and installs them again; the next leader binds all the same.
 async fn fence_reinstalled(world: &mut World, replicas: &mut Replicas) -> Result<()> {
     let leader = replicas.until_led_by_another_than("").await?;
     world.start(PodBuilder::units("before", 1)).await?;
-    let (client, path) = {
-        let cluster = world.cluster()?;
-        (
-            cluster.client().clone(),
-            cluster.deploy().join("base/scheduler-admission.yaml"),
-        )
-    };
+    let client = world.client();
     let policies: Api<ValidatingAdmissionPolicy> = Api::all(client.clone());
     let bindings: Api<ValidatingAdmissionPolicyBinding> = Api::all(client.clone());
     let (one, all) = (DeleteParams::default(), ListParams::default());
-    bindings
-        .delete_collection(&one, &all)
-        .await
-        .context("cannot delete bindings of policies")?;
-    policies
-        .delete_collection(&one, &all)
-        .await
-        .context("cannot delete policies")?;
+    let deleted = bindings.delete_collection(&one, &all).await;
+    deleted.context("cannot delete bindings of policies")?;
+    let deleted = policies.delete_collection(&one, &all).await;
+    deleted.context("cannot delete policies")?;
+    let path = world.cluster()?.deploy().join("base/scheduler-admission.yaml");
     manifests::apply_file(&client, &path).await?;
     world.start(PodBuilder::units("reinstalled", 1)).await?;
     replicas.process(&leader)?.kill().await;
@@ -163,7 +130,6 @@ async fn fence_reinstalled(world: &mut World, replicas: &mut Replicas) -> Result
     replicas.until_ready(&leader).await
 }
 
-/// A policy refuses the leader's bindings: it is not ready, and an event says why, until the policy is gone.
 async fn fence_refused(world: &mut World, replicas: &mut Replicas) -> Result<()> {
     let leader = replicas.until_led_by_another_than("").await?;
     let api = world.cluster()?.api().objects().clone();
@@ -207,14 +173,10 @@ fn refusal_event(api: &apiserver::ApiObjects, leader: &str) -> Option<String> {
     Some(event.pointer("/metadata/resourceVersion")?.as_str()?.to_owned())
 }
 
-/// Replaces all replicas while pods arrive: all pods run, and one replica leads.
 async fn rollout(world: &mut World, replicas: &mut Replicas) -> Result<()> {
-    ensure!(
-        world.cluster()?.has_webhooks(),
-        "no webhook would complete the pods"
-    );
+    ensure!(world.has_webhooks, "no webhook would complete the pods");
     let names = arrivals(world, replicas).await?;
-    world.until_all_run(&names).await?;
+    world.until_running(&names).await?;
     ensure!(replicas.leaders().len() == 1, "{:?} lead", replicas.leaders());
     Ok(())
 }

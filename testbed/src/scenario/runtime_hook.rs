@@ -4,16 +4,18 @@
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
-use kube::api::PostParams;
+use proto::device::Device;
 use proto::kubelet_allocations::KubeletAllocations;
 use serde_json::json;
 
+use super::expected::visible;
 use super::vendors::{until_offered, whole};
-use super::{DEADLINE, ScenarioEntry, World};
-use kit::invariants::{self, VISIBLE_DEVICES};
+use super::{DEADLINE, Scenario, World};
+use kit::invariants;
+use kit::pods::PodBuilder;
 use kit::vendor_plugin::NVIDIA_GPU;
 
-pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
+pub(super) const SCENARIOS: &[Scenario] = scenarios! { needs "nodes of other kinds", on [Mixed]:
     "runtime-hook" => runtime_hook,
         "containers get the GPUs of their records although the vendor's plugin chose others";
 };
@@ -21,7 +23,6 @@ pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
 /// Node whose container runtime calls NRI plugins.
 pub(super) const HOOKED: &str = "hooked";
 
-/// Whole GPUs by the vendor's plugin: each container sees the GPUs of its record, though kubelet gave its pod others.
 async fn runtime_hook(world: &mut World) -> Result<()> {
     // The vendor's plugin does not know GPU 0, so kubelet gives another GPU to a pod whose record names GPU 0.
     world.node(HOOKED)?.start_vendor_plugin(&[1, 2]).await?;
@@ -48,37 +49,22 @@ async fn runtime_hook(world: &mut World) -> Result<()> {
 async fn pinned_by_its_author(world: &mut World) -> Result<()> {
     world.excused.insert(world.key("pinned"));
     let pin = world.node(HOOKED)?.gpus().first().context("no GPU")?.uuid.clone();
-    let container = json!({
-        "name": "main", "image": "x",
-        "env": [{"name": VISIBLE_DEVICES, "value": pin}],
-        "resources": {"limits": {NVIDIA_GPU: "1"}},
-    });
-    let pod =
-        json!({"metadata": {"name": "pinned"}, "spec": {"nodeName": HOOKED, "containers": [container]}});
-    world
-        .pods
-        .api()
-        .create(&PostParams::default(), &serde_json::from_value(pod)?)
-        .await?;
-    world.until_running(&["pinned"]).await?;
-    let pod = world.pod("pinned")?;
+    let pinned = PodBuilder::new("pinned", &[(NVIDIA_GPU, "1")])
+        .at("/spec/nodeName", json!(HOOKED))
+        .with("env", visible(&pin));
+    let pod = world.start(pinned).await?;
     ensure!(
         allocated_by_kubelet(world, &pod)? != [pin.clone()],
         "kubelet cannot have given a GPU that the vendor's plugin does not offer"
     );
     let uid = pod.uid().unwrap_or_default();
-    let shows = |snapshot: &kit::observer::ClusterSnapshot| {
-        let device = snapshot.devices.get(HOOKED)?;
-        let allocations_by_plugin = KubeletAllocations::read(device.annotations()).ok()??;
-        allocations_by_plugin
-            .entries
-            .iter()
-            .any(|entry| entry.pod_uid == uid && entry.device_ids == [pin.clone()])
-            .then_some(())
+    let shows = |device: &Device| {
+        let by_plugin = KubeletAllocations::read(device.annotations()).ok()??;
+        let mut own = by_plugin.entries.iter().filter(|entry| entry.pod_uid == uid);
+        own.any(|entry| entry.device_ids == [pin.clone()]).then_some(())
     };
-    world
-        .until("the Device object to show what the pinned pod sees", shows)
-        .await?;
+    let what = "the Device object to show what the pinned pod sees";
+    world.until_device(HOOKED, what, shows).await?;
     world.delete("pinned").await?;
     world.excused.clear();
     Ok(())
@@ -97,11 +83,12 @@ async fn until_registered(world: &mut World, times: usize) -> Result<()> {
 /// The GPUs that kubelet has given to a pod.
 fn allocated_by_kubelet(world: &mut World, pod: &Pod) -> Result<Vec<String>> {
     let uid = pod.uid().unwrap_or_default();
-    let allocations = world.node(HOOKED)?.kubelet().allocations();
-    let own = allocations
+    let mut own = world.node(HOOKED)?.kubelet().allocations();
+    own.retain(|allocation| allocation.pod_uid == uid && allocation.resource == NVIDIA_GPU);
+    Ok(own
         .into_iter()
-        .filter(|allocation| allocation.pod_uid == uid && allocation.resource == NVIDIA_GPU);
-    Ok(own.flat_map(|allocation| allocation.device_ids).collect())
+        .flat_map(|allocation| allocation.device_ids)
+        .collect())
 }
 
 /// The GPUs that a pod's record names.

@@ -7,13 +7,13 @@ use proto::resource::{GPU_CORE, GPU_COUNT, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHA
 use serde_json::{Value, json};
 
 use super::old_nodes::{has_gpus, until_extender_shows};
-use super::{DEVICES, ScenarioEntry, World};
+use super::{DEVICES, Scenario, World};
 use kit::apiserver::ApiObjects;
 use kit::kube_scheduler::SchedulingOutcome;
 use kit::pod_fields::node_of;
 use kit::pods::PodBuilder;
 
-pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
+pub(super) const SCENARIOS: &[Scenario] = scenarios! { needs "nodes that are objects only", on [Second]:
     "sampled-nodes" => sampled_nodes,
         "a pod that one of 502 nodes has room for is tried again until kube-scheduler asks about that node";
 };
@@ -75,32 +75,31 @@ pub(super) fn remove_full_nodes(objects: &ApiObjects) {
     }
 }
 
-/// A pod fits one node of many: kube-scheduler's samples refuse it until that node is in the sample.
 async fn sampled_nodes(world: &mut World) -> Result<()> {
     create_full_nodes(world).await?;
     world.cluster()?.start_sampling_kube_scheduler().await?;
     world.cluster()?.past_attempts();
     let limits = [(GPU_SHARED, "1"), (GPU_MEMORY, ASKED)];
     world.start(PodBuilder::new("large", &limits)).await?;
-    let node = node_of(&world.pod("large")?).map(str::to_owned);
+    let pod = world.pod("large")?;
+    let node = node_of(&pod);
     ensure!(
-        node.as_deref() == Some("n1"),
+        node == Some("n1"),
         "only n1 has a GPU of {ASKED}, the pod is on {node:?}"
     );
-    let refusals = world
-        .cluster()?
-        .past_attempts()
-        .into_iter()
-        .filter(|attempt| attempt.outcome == SchedulingOutcome::NoFit);
-    let messages: Vec<String> = refusals.map(|attempt| attempt.diagnosis.message()).collect();
-    ensure!(
-        messages.len() >= N_REFUSALS,
-        "kube-scheduler looked at all nodes: {messages:?}"
-    );
+    let mut messages = Vec::new();
+    for attempt in world.cluster()?.past_attempts() {
+        if attempt.outcome == SchedulingOutcome::NoFit {
+            messages.push(attempt.diagnosis.message());
+        }
+    }
+    let has_sampled = messages.len() >= N_REFUSALS;
+    ensure!(has_sampled, "kube-scheduler looked at all nodes: {messages:?}");
     // A node that changes while the scenario runs, as the plugins' nodes may, is an event too, and would hide this.
-    let is_same = |pair: &[String]| matches!(pair, [one, next] if one == next);
+    let mut different = messages.clone();
+    different.dedup();
     ensure!(
-        !messages.windows(2).any(is_same),
+        different == messages,
         "two refusals in a row have one text, so the pod waits for an event: {messages:?}"
     );
     world.delete("large").await?;

@@ -6,15 +6,17 @@ use futures::future::BoxFuture;
 
 use super::breaking;
 use super::world::NO_SCHEDULER;
-use super::{DEADLINE, ScenarioEntry, World};
-use crate::second_scheduler::{PROFILE, SchedulerContainer, SecondScheduler};
+use super::{Scenario, World};
+use crate::second_scheduler::SchedulerContainer::{Extender, KubeScheduler};
+use crate::second_scheduler::{LEADER, LEASE, PROFILE, SecondScheduler};
 use kit::http_client::HttpClient;
 use kit::pods::PodBuilder;
 
 /// Pods that are created in each step of a scenario.
 const N_PODS: usize = 4;
 
-pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! { within with_second(world, second):
+pub(super) const SCENARIOS: &[Scenario] = scenarios! {
+    needs "replicas that it starts itself", on [Second], within with_second(world, second):
     "second-killed" => containers_killed,
         "a second kube-scheduler with two pods, each container killed: binds resume, and nothing is doubled";
     "second-paused" => containers_paused,
@@ -33,44 +35,34 @@ async fn with_second(world: &mut World, scenario: SchedulerAction) -> Result<()>
     let mut second = SecondScheduler::start(cluster).await?;
     scenario(world, &mut second).await?;
     second.end()?;
-    let cluster = world.cluster()?;
-    cluster.scheduler.restart().await?;
-    cluster.until_scheduler_ready(DEADLINE).await
+    world.restart_scheduler().await
 }
 
 /// Waits until pods run that this kube-scheduler places, with GPUs and without, while at most one extender decides.
 async fn pods_run(world: &mut World, second: &SecondScheduler, prefix: &str) -> Result<()> {
-    let mut names = Vec::new();
+    let mut specs = vec![PodBuilder::new(&format!("{prefix}-plain"), &[("cpu", "1m")])];
     for idx in 0..N_PODS {
-        let name = format!("{prefix}-{idx}");
-        world
-            .create(PodBuilder::units(&name, 1).scheduler(PROFILE))
-            .await?;
-        names.push(name);
+        specs.push(PodBuilder::units(&format!("{prefix}-{idx}"), 1));
     }
-    let plain = format!("{prefix}-plain");
-    world
-        .create(PodBuilder::new(&plain, &[("cpu", "1m")]).scheduler(PROFILE))
-        .await?;
-    names.push(plain);
+    let specs = specs.into_iter().map(|spec| spec.scheduler(PROFILE));
+    let names = world.create_all(specs).await?;
     let watching = async {
         loop {
-            second.deciders().await?;
+            second.ensure_one_decides().await?;
             tokio::task::yield_now().await;
         }
     };
     tokio::select! {
-        ran = world.until_all_run(&names) => ran,
+        ran = world.until_running(&names) => ran,
         two = watching => two,
     }
 }
 
-/// Kills and restarts each container of the scheduler pod that leads; after each, new pods are placed and run.
 async fn containers_killed(world: &mut World, second: &mut SecondScheduler) -> Result<()> {
     pods_run(world, second, "first").await?;
     for (container, pods) in [
-        (SchedulerContainer::Extender, "extender-killed"),
-        (SchedulerContainer::KubeScheduler, "kube-scheduler-killed"),
+        (Extender, "extender-killed"),
+        (KubeScheduler, "kube-scheduler-killed"),
     ] {
         let leader = second.holder();
         let daemon = second.container(&leader, container)?;
@@ -81,19 +73,12 @@ async fn containers_killed(world: &mut World, second: &mut SecondScheduler) -> R
     world.verify().await
 }
 
-/// Stops the leading pod's kube-scheduler, then its extender, until the other pod leads: the stopped one binds nothing when
-/// it goes on.
 async fn containers_paused(world: &mut World, second: &mut SecondScheduler) -> Result<()> {
     let stopped = second.holder();
-    second
-        .container(&stopped, SchedulerContainer::KubeScheduler)?
-        .pause()
-        .await?;
+    second.container(&stopped, KubeScheduler)?.pause().await?;
     second.until_held_by_another_than(&stopped).await?;
     pods_run(world, second, "kube-scheduler-stopped").await?;
-    second
-        .container(&stopped, SchedulerContainer::KubeScheduler)?
-        .resume()?;
+    second.container(&stopped, KubeScheduler)?.resume()?;
     pods_run(world, second, "kube-scheduler-goes-on").await?;
     late_bind(world, second).await?;
     world.verify().await
@@ -110,40 +95,24 @@ async fn late_bind(world: &mut World, second: &mut SecondScheduler) -> Result<()
     let (url, client) = (second.extender(&stopped)?, HttpClient::new());
     // The client opens a connection and keeps it.
     client.get(&format!("{url}/inspect")).await?;
-    second
-        .container(&stopped, SchedulerContainer::Extender)?
-        .pause()
-        .await?;
+    second.container(&stopped, Extender)?.pause().await?;
     let bind = breaking::bind_late(client, url, &late, &node.name);
-    second
-        .container(&stopped, SchedulerContainer::KubeScheduler)?
-        .kill()
-        .await;
+    second.container(&stopped, KubeScheduler)?.kill().await;
     second.until_held_by_another_than(&stopped).await?;
-    world.create(spec("prompt", PROFILE)).await?;
-    world.until_running(&["prompt"]).await?;
-    second
-        .container(&stopped, SchedulerContainer::Extender)?
-        .resume()?;
+    world.start(spec("prompt", PROFILE)).await?;
+    second.container(&stopped, Extender)?.resume()?;
     breaking::ensure_not_bound(world, &late, bind).await?;
-    second
-        .container(&stopped, SchedulerContainer::KubeScheduler)?
-        .restart()
-        .await
+    second.container(&stopped, KubeScheduler)?.restart().await
 }
 
-/// Gives the Lease and the leader's name to a third holder in turn; pods run all the same.
 async fn lease_parted(world: &mut World, second: &mut SecondScheduler) -> Result<()> {
     pods_run(world, second, "first").await?;
-    let leader = second.holder();
-    second.name_as_leader("gpushare-scheduler-9_1")?;
+    let (leader, another) = (second.holder(), "gpushare-scheduler-9_1");
+    second.set_holder(LEADER, another)?;
     pods_run(world, second, "another-is-named").await?;
-    second.give_lease_to("gpushare-scheduler-9_1")?;
+    second.set_holder(LEASE, another)?;
     pods_run(world, second, "another-holds").await?;
-    let next = second.holder();
-    ensure!(
-        !next.is_empty(),
-        "no kube-scheduler holds the Lease after {leader}"
-    );
+    let is_held = !second.holder().is_empty();
+    ensure!(is_held, "no kube-scheduler holds the Lease after {leader}");
     world.verify().await
 }

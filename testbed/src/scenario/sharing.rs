@@ -5,10 +5,11 @@ use kube::ResourceExt;
 use proto::record::{MEM_CONTAINER, MEM_IDX, MEM_POD};
 use proto::resource::{GPU_CORE, GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED};
 
-use super::{ScenarioEntry, World};
+use super::expected::Expected::Runs;
+use super::{NO_ROOM, Scenario, World};
 use kit::pods::{Limits, PodBuilder};
 
-pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
+pub(super) const SCENARIOS: &[Scenario] = scenarios! { needs nothing, on [Plain, Webhooks]:
     "gpushare-pod" => gpushare_pod,
         "memory units on one GPU, with gpushare's variables and annotations";
     "koordinator-pod" => koordinator_pod,
@@ -31,7 +32,6 @@ pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
         "a pod without room waits, and runs when there is some";
 };
 
-/// A pod by memory units: it runs, its record is complete, and its environment names GPU and units.
 async fn gpushare_pod(world: &mut World) -> Result<()> {
     world.start(PodBuilder::units("units", 2)).await?;
     world.until_assigned("units").await?;
@@ -39,30 +39,26 @@ async fn gpushare_pod(world: &mut World) -> Result<()> {
     let pod = world.pod("units")?;
     let idx = pod.annotations().get(MEM_IDX).cloned().unwrap_or_default();
     for line in [format!("{MEM_IDX}={idx}"), format!("{MEM_CONTAINER}=2")] {
-        ensure!(
-            log.lines().any(|found| found == line),
-            "{line} is not in the environment:\n{log}"
-        );
+        let is_there = log.lines().any(|found| found == line);
+        ensure!(is_there, "{line} is not in the environment:\n{log}");
     }
     Ok(())
 }
 
-/// A pod by bytes of memory runs on one GPU.
 async fn koordinator_pod(world: &mut World) -> Result<()> {
     let limits = [(GPU_SHARED, "1"), (GPU_MEMORY, "1Gi")];
-    world.start(PodBuilder::new("bytes", &limits)).await?;
-    let devices = world.minors("bytes")?;
-    ensure!(devices.len() == 1, "it has {devices:?}");
-    Ok(())
+    Runs(1)
+        .try_pod(world, PodBuilder::new("bytes", &limits))
+        .await
+        .map(drop)
 }
 
-/// A pod of two devices has two GPUs.
 async fn two_devices(world: &mut World) -> Result<()> {
     let limits = [(GPU_SHARED, "2"), (GPU_MEMORY, "2Gi"), (GPU_CORE, "20")];
-    world.start(PodBuilder::new("two", &limits)).await?;
-    let devices = world.minors("two")?;
-    ensure!(devices.len() == 2, "it has {devices:?}");
-    Ok(())
+    Runs(2)
+        .try_pod(world, PodBuilder::new("two", &limits))
+        .await
+        .map(drop)
 }
 
 /// A pod of several containers holds what its app containers and sidecars request together.
@@ -70,14 +66,13 @@ async fn many_containers(world: &mut World) -> Result<()> {
     let one: &[(&str, &str)] = &[(GPU_MEM, "1")];
     let units = PodBuilder::new("units", one)
         .container("second", &[(GPU_MEM, "2")])
-        .container("without", &[]);
-    world
-        .create(units.sidecar("sidecar", one).init("prepare", &[(GPU_MEM, "3")]))
-        .await?;
+        .container("without", &[])
+        .sidecar("sidecar", one)
+        .init("prepare", &[(GPU_MEM, "3")]);
+    world.create(units).await?;
     let shared: &[(&str, &str)] = &[(GPU_SHARED, "1"), (GPU_MEMORY, "1Gi")];
-    world
-        .create(PodBuilder::new("bytes", shared).init("prepare", shared))
-        .await?;
+    let bytes = PodBuilder::new("bytes", shared).init("prepare", shared);
+    world.create(bytes).await?;
     world.until_running(&["units", "bytes"]).await?;
     let pod = world.pod("units")?;
     let units = pod.annotations().get(MEM_POD);
@@ -89,7 +84,6 @@ async fn many_containers(world: &mut World) -> Result<()> {
     Ok(())
 }
 
-/// Three pods of a third each fit one GPU, and no fourth.
 async fn ratio_and_core(world: &mut World) -> Result<()> {
     let node = world.gpu_node(1)?;
     let third: &[(&str, &str)] = &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, "33"), (GPU_CORE, "33")];
@@ -98,17 +92,13 @@ async fn ratio_and_core(world: &mut World) -> Result<()> {
     for name in &names {
         world.create(PodBuilder::new(name, third).on(&node.name)).await?;
     }
-    world.until_all_run(&names).await?;
-    world
-        .create(PodBuilder::new("one-more", third).on(&node.name))
-        .await?;
-    world.until_refused("one-more", "nodes are available").await
+    world.until_running(&names).await?;
+    let one_more = PodBuilder::new("one-more", third).on(&node.name);
+    world.create_waiting(one_more).await
 }
 
-/// Creates thirty equal pods at once: all run.
 async fn many_at_once(world: &mut World) -> Result<()> {
-    let names = world.create_many("equal", 30, &[(GPU_MEM, "1")]).await?;
-    world.until_all_run(&names).await
+    world.start_many("equal", 30, 1).await.map(drop)
 }
 
 /// Equal amounts on different GPUs: only the order of admission distinguishes kubelet's calls.
@@ -116,39 +106,25 @@ async fn many_gpus_at_once(world: &mut World) -> Result<()> {
     let node = world.gpu_node(2)?;
     let share = node.units.iter().min().copied().unwrap_or(0) / 4;
     let n_pods: u64 = node.units.iter().map(|units| units / share.max(1)).sum();
-    let names: Vec<String> = (0..n_pods).map(|idx| format!("equal-{idx}")).collect();
-    let creations = names
-        .iter()
-        .map(|name| world.create(PodBuilder::units(name, share).on(&node.name)));
-    futures::future::try_join_all(creations).await?;
-    world.until_all_run(&names).await
+    let specs = (0..n_pods).map(|idx| PodBuilder::units(&format!("equal-{idx}"), share).on(&node.name));
+    world.start_all(specs).await.map(drop)
 }
 
-/// Requests that fit no GPU or break a rule are refused, each with its reason; a sound pod runs.
 async fn refusals(world: &mut World) -> Result<()> {
     let node = world.gpu_node(2)?;
     let too_large = node.units.iter().max().copied().unwrap_or(0) + 1;
-    world.create_units("too-large", too_large, &node.name).await?;
+    let too_large = PodBuilder::units("too-large", too_large).on(&node.name);
     world
-        .until_refused("too-large", "larger than the node's GPUs")
+        .create_refused(too_large, "larger than the node's GPUs")
         .await?;
-    let pods: [(&str, &Limits<'_>, &str); 2] = [
-        (
-            "two-dialects",
-            &[(GPU_MEM, "1"), (GPU_SHARED, "1"), (GPU_MEMORY, "1Gi")],
-            "one dialect only",
-        ),
-        (
-            "memory-twice",
-            &[(GPU_SHARED, "1"), (GPU_MEMORY, "1Gi"), (GPU_MEMORY_RATIO, "50")],
-            "exclude each other",
-        ),
-    ];
-    let tried = pods.iter().map(|(name, limits, words)| {
-        world.ensure_is_refused(PodBuilder::new(name, limits).on(&node.name), words)
-    });
-    futures::future::try_join_all(tried).await?;
-    world.start_units("sound", "1", &node.name).await.map(|_| ())
+    let two_dialects = [(GPU_MEM, "1"), (GPU_SHARED, "1"), (GPU_MEMORY, "1Gi")];
+    let memory_twice = [(GPU_SHARED, "1"), (GPU_MEMORY, "1Gi"), (GPU_MEMORY_RATIO, "50")];
+    let pod = |name: &str, limits: &Limits<'_>| PodBuilder::new(name, limits).on(&node.name);
+    futures::try_join!(
+        world.ensure_is_refused(pod("two-dialects", &two_dialects), "one dialect only"),
+        world.ensure_is_refused(pod("memory-twice", &memory_twice), "exclude each other"),
+    )?;
+    world.start_units("sound", "1", &node.name).await.map(drop)
 }
 
 /// Pods fill the node and are deleted, four times: each round of pods finds the room of the one before.
@@ -158,10 +134,10 @@ async fn coming_and_going(world: &mut World) -> Result<()> {
         let mut names = Vec::new();
         for (idx, units) in node.units.iter().enumerate() {
             let name = format!("whole-{round}-{idx}");
-            world.create_units(&name, units, &node.name).await?;
-            names.push(name);
+            let whole = PodBuilder::units(&name, units).on(&node.name);
+            names.push(world.create(whole).await?.name_any());
         }
-        world.until_all_run(&names).await?;
+        world.until_running(&names).await?;
         world.verify().await?;
         // No wait for the deletions: the next round's pods have to find the room of pods that are still ending.
         for name in &names {
@@ -175,16 +151,13 @@ async fn coming_and_going(world: &mut World) -> Result<()> {
 async fn waiting_for_room(world: &mut World) -> Result<()> {
     let node = world.gpu_node(2)?;
     for (idx, units) in node.units.iter().enumerate() {
-        let all_but_two = units
-            .checked_sub(2)
-            .with_context(|| format!("GPU {idx} of {} is too small for this", node.name))?;
+        let all_but_two = units.checked_sub(2).context("a GPU is too small for this")?;
         let name = format!("fill-{idx}");
         world.start_units(&name, all_but_two, &node.name).await?;
     }
     // Two units are left on each GPU: their sum passes kube-scheduler's own fit check, so that only the extender refuses the pod.
-    world.create_units("waits", "3", &node.name).await?;
-    world.until_refused("waits", "not enough free GPU memory").await?;
+    let waits = PodBuilder::units("waits", 3).on(&node.name);
+    world.create_refused(waits, NO_ROOM).await?;
     world.verify().await?;
-    world.delete("fill-0").await?;
-    world.until_running(&["waits"]).await
+    world.delete_for("fill-0", "waits").await
 }

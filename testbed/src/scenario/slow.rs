@@ -9,11 +9,13 @@ use tokio::io::AsyncWriteExt;
 use tokio::time::timeout;
 use tower::Service;
 
-use super::{DEADLINE, ScenarioEntry, World, breaking};
+use super::webhooks::create_within;
+use super::{DEADLINE, Scenario, World, breaking};
+use kit::parts::{ClusterPart, Need};
 use kit::pods::PodBuilder;
 
-pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
-    "scheduler-hangs" => scheduler_hangs,
+pub(super) const SCENARIOS: &[Scenario] = scenarios! { needs "the port of the webhooks", on [Webhooks]:
+    "scheduler-hangs" needs [Need::Pause(ClusterPart::Scheduler)] => scheduler_hangs,
         "while the scheduler stands still pods are made within seconds, and others than GPU pods are placed";
     "slow-clients" => slow_clients,
         "clients that send no more than the head of a review keep no pod from being completed";
@@ -30,33 +32,22 @@ const N_SLOW: usize = 96;
 /// Connections that begin at the same time: unfinished TLS handshakes have a quarter of all places.
 const N_HANDSHAKES: usize = 16;
 
-/// The scheduler hangs: pods are still created at once, those without GPUs run, and the others run later.
 async fn scheduler_hangs(world: &mut World) -> Result<()> {
     breaking::pause_scheduler(world).await?;
     let mut waiting = Vec::new();
     for idx in 0..N_WAITING {
-        let (name, began) = (format!("gpu-{idx}"), Instant::now());
-        world.create(PodBuilder::units(&name, 1)).await?;
-        ensure!(
-            began.elapsed() < MADE,
-            "pod {name} took {:?} to be made",
-            began.elapsed()
-        );
+        let name = format!("gpu-{idx}");
+        create_within(world, MADE, PodBuilder::units(&name, 1)).await?;
         waiting.push(name);
     }
     let began = Instant::now();
-    world.create(PodBuilder::new("plain", &[("cpu", "1m")])).await?;
-    world.until_running(&["plain"]).await?;
-    ensure!(
-        began.elapsed() < PLACED,
-        "a pod without GPUs took {:?} to run",
-        began.elapsed()
-    );
+    world.start(PodBuilder::new("plain", &[("cpu", "1m")])).await?;
+    let took = began.elapsed();
+    ensure!(took < PLACED, "a pod without GPUs took {took:?} to run");
     breaking::resume_scheduler(world).await?;
-    world.until_all_run(&waiting).await
+    world.until_running(&waiting).await
 }
 
-/// Many clients that never finish their requests do not keep the webhook from completing a pod.
 async fn slow_clients(world: &mut World) -> Result<()> {
     let (connector, url) = world.cluster()?.webhook_connector()?;
     let slow = (0..N_SLOW).map(|_| {
@@ -69,16 +60,12 @@ async fn slow_clients(world: &mut World) -> Result<()> {
             anyhow::Ok(stream)
         }
     });
-    let slow = stream::iter(slow)
-        .buffer_unordered(N_HANDSHAKES)
-        .try_collect::<Vec<_>>();
-    let slow = timeout(DEADLINE, slow)
-        .await
-        .context("the webhooks take no connections")??;
+    let slow = stream::iter(slow).buffer_unordered(N_HANDSHAKES);
+    let slow = timeout(DEADLINE, slow.try_collect::<Vec<_>>()).await;
+    let slow = slow.context("the webhooks take no connections")??;
     // The pod can be placed only if the webhook has completed its request.
-    world
-        .start(PodBuilder::new("completed", &[(GPU_MEMORY, "64Mi")]))
-        .await?;
+    let bare = PodBuilder::new("completed", &[(GPU_MEMORY, "64Mi")]);
+    world.start(bare).await?;
     drop(slow);
     Ok(())
 }

@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::ValueEnum;
+
 use super::{claims, migration, nonsense, other_types, runtime_hook, topology, vendors};
 use kit::cluster::{ClusterSpec, NodeSetup, RuntimeSpec, WebhookSpec};
 
@@ -12,7 +14,7 @@ const MAX_BACKOFF: Duration = Duration::from_secs(2);
 const LIFETIME: &str = "10s";
 
 /// The testbed clusters that scenarios run on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ScenarioStage {
     /// As `deploy/base` makes it.
     Plain,
@@ -39,36 +41,10 @@ pub enum ScenarioStage {
 }
 
 impl ScenarioStage {
-    /// Every stage.
-    pub const ALL: [Self; 11] = [
-        Self::Plain,
-        Self::Faults,
-        Self::Plugins,
-        Self::PluginAlone,
-        Self::Waiting,
-        Self::MakingRoom,
-        Self::Webhooks,
-        Self::Replicas,
-        Self::Second,
-        Self::Mixed,
-        Self::Topology,
-    ];
-
     /// Its name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Plain => "plain",
-            Self::Faults => "faults",
-            Self::Plugins => "plugins",
-            Self::PluginAlone => "plugin-alone",
-            Self::Waiting => "waiting",
-            Self::MakingRoom => "making-room",
-            Self::Webhooks => "webhooks",
-            Self::Replicas => "replicas",
-            Self::Second => "second",
-            Self::Mixed => "mixed",
-            Self::Topology => "topology",
-        }
+    pub fn name(self) -> String {
+        let value = self.to_possible_value();
+        value.map_or(String::new(), |value| value.get_name().to_owned())
     }
 
     /// The specification of the cluster, with the manifests of a `deploy/` directory.
@@ -85,15 +61,11 @@ impl ScenarioStage {
             Self::Replicas => Some(WebhookSpec { lifetime: "90d" }),
             _ => None,
         };
-        let managed = if self == Self::Mixed {
-            vec![other_types::NPU]
-        } else {
-            Vec::new()
-        };
+        let npu = (self == Self::Mixed).then_some(other_types::NPU);
         ClusterSpec {
             deploy,
             webhooks,
-            managed,
+            managed: npu.into_iter().collect(),
             max_backoff: Some(MAX_BACKOFF),
             ..ClusterSpec::of(nodes)
         }

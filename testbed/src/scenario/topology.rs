@@ -1,41 +1,25 @@
 //! Device topology: every example of Koordinator's proposals on partitions, joint allocation and hints, and the refused
 //! ones.
 
-mod hints;
-mod joint;
+pub(super) mod hints;
+pub(super) mod joint;
 pub(super) mod machines;
-mod partitions;
-
-use std::collections::BTreeMap;
+pub(super) mod partitions;
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use proto::record::{DeviceAllocation, RDMA_DEVICES, RDMA_FUNCTIONS};
 use proto::request::hints::{ALLOCATE_HINT as HINT, JOINT_ALLOCATE as JOINT, PARTITION_SPEC};
-use serde_json::Value;
 
-use super::{ScenarioEntry, World};
+use super::World;
 use kit::invariants::last_value;
 use kit::pod_fields::device_record;
-use kit::pods::PodBuilder;
-
-pub(super) const SCENARIOS: [&[ScenarioEntry]; 3] =
-    [joint::SCENARIOS, hints::SCENARIOS, partitions::SCENARIOS];
 
 /// The filter's reason for a node that has no free partition of the size, or no devices that are close enough.
 const APART: &str = "devices that belong together";
 /// The filter's reason for a node whose devices of another type than GPU do not suffice.
 const NO_DEVICE: &str = "devices of another type";
-
-/// The pod with these annotations, each with its value as JSON.
-fn annotated(spec: PodBuilder, annotations: &[(&str, Value)]) -> PodBuilder {
-    let annotations: BTreeMap<String, String> = annotations
-        .iter()
-        .map(|(key, value)| ((*key).to_owned(), value.to_string()))
-        .collect();
-    spec.annotated(&annotations)
-}
 
 /// The devices of one type in a pod's record.
 fn recorded(pod: &Pod, kind: &str) -> Result<Vec<DeviceAllocation>> {
@@ -51,11 +35,11 @@ fn minors(pod: &Pod, kind: &str) -> Result<Vec<i32>> {
 /// PCI addresses of the virtual functions that a pod's record names.
 fn virtual_functions_of(pod: &Pod) -> Result<Vec<String>> {
     let devices = recorded(pod, "rdma")?;
-    let extensions = devices
-        .iter()
-        .filter_map(|device| device.extension.as_ref()?.get("vfs")?.as_array());
-    Ok(extensions
-        .flatten()
+    let extensions = devices.iter().filter_map(|device| device.extension.as_ref());
+    let functions = extensions
+        .filter_map(|extension| extension.get("vfs")?.as_array())
+        .flatten();
+    Ok(functions
         .filter_map(|vf| Some(vf.get("busID")?.as_str()?.to_owned()))
         .collect())
 }

@@ -6,20 +6,19 @@
 use std::time::Duration;
 
 use anyhow::{Result, anyhow, bail, ensure};
-use k8s_openapi::api::core::v1::Pod;
-use kube::ResourceExt;
-use proto::resource::GPU_MEM;
 use tokio::time::sleep;
 
-use super::{NO_ROOM, ScenarioEntry, World, breaking};
-use kit::apiserver::{Fault, Faults, Injected, Matching};
+use super::network_faults::ensure_met;
+use super::world::all_run;
+use super::{NO_ROOM, Scenario, World, breaking};
+use kit::apiserver::{Fault, Faults, Matching};
 use kit::cluster::{PLUGIN_USER, SCHEDULER_USER};
-use kit::invariants;
-use kit::observer::{ClusterSnapshot, reason_not_running};
+use kit::invariants::{self, NONE_EXCUSED};
+use kit::observer::ClusterSnapshot;
 use kit::parts::ClusterPart;
-use kit::pod_fields::{is_running, phase};
 
-pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
+pub(super) const SCENARIOS: &[Scenario] = scenarios! {
+    needs "an API server that fails on command", on [Plugins]:
     "requests-refused" => requests_refused,
         "every third request of both daemons gets 429, 500 or 504, their starts included: all pods run, no GPU is overfull";
     "watches-cut" => watches_cut,
@@ -43,7 +42,6 @@ const CATCH_UP: Duration = Duration::from_millis(50);
 /// The users whose requests and watches meet the faults.
 const DAEMONS: [&str; 2] = [SCHEDULER_USER, PLUGIN_USER];
 
-/// About a third of the daemons' requests is refused, at random, also while they start.
 async fn requests_refused(world: &mut World) -> Result<()> {
     let faults = world.cluster()?.api().faults().clone();
     let mut injected = Vec::new();
@@ -62,12 +60,9 @@ async fn requests_refused(world: &mut World) -> Result<()> {
     world.clear().await?;
     fill_and_replace(world).await?;
     faults.clear();
-    let hits: Vec<u64> = injected.iter().map(Injected::hits).collect();
-    ensure!(!hits.contains(&0), "not every fault was met: {hits:?}");
-    Ok(())
+    ensure_met(&injected)
 }
 
-/// All watches of the daemons are cut once a second.
 async fn watches_cut(world: &mut World) -> Result<()> {
     let faults = world.cluster()?.api().faults().clone();
     let n_cut = faults.n_cut();
@@ -87,7 +82,6 @@ async fn watches_cut(world: &mut World) -> Result<()> {
     Ok(())
 }
 
-/// All watches of the daemons are seconds late.
 async fn watches_late(world: &mut World) -> Result<()> {
     let faults = world.cluster()?.api().faults().clone();
     let n_late = faults.n_late();
@@ -127,9 +121,7 @@ async fn bookmarks_only(world: &mut World) -> Result<()> {
         world.delete(name).await?;
     }
     // The scheduler does not see that these pods have ended, so there is no room for others.
-    let new = world
-        .create_many("new", N_REPLACED, &[(GPU_MEM, &UNITS.to_string())])
-        .await?;
+    let new = world.create_many("new", N_REPLACED, UNITS).await?;
     for name in &new {
         world.until_refused(name, NO_ROOM).await?;
     }
@@ -154,9 +146,7 @@ fn cut(faults: &Faults) {
 async fn fill_and_replace(world: &mut World) -> Result<()> {
     let old = fill(world, "old").await?;
     let (gone, kept) = old.split_at(N_REPLACED);
-    let new = world
-        .create_many("new", N_REPLACED, &[(GPU_MEM, &UNITS.to_string())])
-        .await?;
+    let new = world.create_many("new", N_REPLACED, UNITS).await?;
     for name in gone {
         world.pods.delete(name).await?;
     }
@@ -167,16 +157,10 @@ async fn fill_and_replace(world: &mut World) -> Result<()> {
 async fn fill(world: &mut World, prefix: &str) -> Result<Vec<String>> {
     let snapshot = world.observer.now();
     let mut n_pods = 0;
-    for gpu in invariants::held_amounts(&snapshot, &invariants::NONE_EXCUSED)
-        .gpus
-        .values()
-    {
+    for gpu in invariants::held_amounts(&snapshot, &NONE_EXCUSED).gpus.values() {
         n_pods += gpu.total / invariants::memory_unit(&snapshot, &gpu.node) / UNITS;
     }
-    let n_pods = usize::try_from(n_pods)?;
-    let names = world
-        .create_many(prefix, n_pods, &[(GPU_MEM, &UNITS.to_string())])
-        .await?;
+    let names = world.create_many(prefix, usize::try_from(n_pods)?, UNITS).await?;
     until_run(world, &names).await?;
     Ok(names)
 }
@@ -188,17 +172,11 @@ async fn until_run(world: &mut World, names: &[String]) -> Result<()> {
     let run = |_: &ClusterSnapshot| {
         // The observer's watches are not in step with each other, and these are the objects of one moment.
         let now = ClusterSnapshot::of(&api);
-        let violations = invariants::held_amounts(&now, &invariants::NONE_EXCUSED).violations;
+        let violations = invariants::held_amounts(&now, &NONE_EXCUSED).violations;
         if !violations.is_empty() {
             return Some(Err(anyhow!("{}", violations.join("; "))));
         }
-        let mut pods: Vec<&Pod> = keys.iter().filter_map(|key| now.pods.get(key)).collect();
-        if let Some(pod) = pods.iter().find(|pod| phase(pod) == "Failed") {
-            let reason = reason_not_running(pod);
-            return Some(Err(anyhow!("{} failed: {reason}", pod.name_any())));
-        }
-        pods.retain(|pod| is_running(pod));
-        (pods.len() == keys.len()).then_some(Ok(()))
+        all_run(&now, &keys)
     };
     world.until(&format!("{} pods to run", names.len()), run).await?
 }

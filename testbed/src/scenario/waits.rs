@@ -1,17 +1,17 @@
 //! Pods that kube-scheduler has decided on and does not bind for a long time: their devices are kept for them.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use tokio::time::sleep;
 
-use super::{NO_ROOM, ScenarioEntry, World};
+use super::{NO_ROOM, Scenario, World};
 use kit::kube_scheduler::{NO_NOMINATION, PERMIT_WAIT, VOLUME_WAIT};
 use kit::pod_fields::node_of;
 use kit::pods::PodBuilder;
 
-pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
+pub(super) const SCENARIOS: &[Scenario] = scenarios! {
+    needs "a kube-scheduler that waits on command", on [Waiting]:
     "volume-wait" => volume_wait,
         "a pod whose volumes are bound slowly keeps its GPU against later pods, and is bound";
     "permit-wait" => permit_wait,
@@ -34,19 +34,15 @@ fn large(name: &str) -> PodBuilder {
     asking(name, "12")
 }
 
-/// A pod whose volumes are bound slowly keeps its GPU, though kube-scheduler nominates no node for it.
 async fn volume_wait(world: &mut World) -> Result<()> {
-    let annotations = BTreeMap::from([
-        (VOLUME_WAIT.to_owned(), WAIT.to_owned()),
-        (NO_NOMINATION.to_owned(), String::new()),
-    ]);
-    keeps_its_gpu(world, large("waiting").annotated(&annotations).storing("data")).await
+    let waiting = large("waiting")
+        .annotation(VOLUME_WAIT, WAIT)
+        .annotation(NO_NOMINATION, "");
+    keeps_its_gpu(world, waiting.storing("data")).await
 }
 
-/// A pod that Permit makes wait keeps its GPU.
 async fn permit_wait(world: &mut World) -> Result<()> {
-    let annotations = BTreeMap::from([(PERMIT_WAIT.to_owned(), WAIT.to_owned())]);
-    keeps_its_gpu(world, large("waiting").annotated(&annotations)).await
+    keeps_its_gpu(world, large("waiting").annotation(PERMIT_WAIT, WAIT)).await
 }
 
 /// A pod waits for its binding for longer than the scheduler keeps a hint. A later pod must not get its GPU, and runs once
@@ -64,6 +60,5 @@ async fn keeps_its_gpu(world: &mut World, waiting: PodBuilder) -> Result<()> {
     world.until_refused("later", NO_ROOM).await?;
     world.until_running(&["waiting"]).await?;
     ensure!(node_of(&world.pod("later")?).is_none(), "two pods have one GPU");
-    world.delete("waiting").await?;
-    world.until_running(&["later"]).await
+    world.delete_for("waiting", "later").await
 }

@@ -6,14 +6,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use k8s_openapi::api::core::v1::Pod;
-use proto::resource::GPU_MEM;
 use serde::Serialize;
 
 use super::{DEADLINE, World, breaking};
 use kit::invariants;
 use kit::observer::ClusterSnapshot;
 use kit::parts::ClusterPart;
-use kit::pod_fields::{is_running, phase};
+use kit::pod_fields::{has_ended, is_running, phase};
 
 /// The longest wait for the pods of a wave, and for a part that was killed.
 const LIMIT: Duration = Duration::from_secs(240);
@@ -72,13 +71,9 @@ impl Wave {
 /// The part cannot be killed, does not serve again, or the API server cannot be asked.
 pub async fn run(world: &mut World, plan: &Plan) -> Result<Wave> {
     let began = Instant::now();
-    let names = world
-        .create_many(&plan.prefix, plan.n_pods, &[(GPU_MEM, "1")])
-        .await?;
+    let names = world.create_many(&plan.prefix, plan.n_pods, 1).await?;
+    world.until_part_bound(LIMIT, &names, plan.n_bound).await?;
     let keys: Vec<String> = names.iter().map(|name| world.key(name)).collect();
-    let is_time =
-        |snapshot: &ClusterSnapshot| (World::n_bound(snapshot, &keys) >= plan.n_bound).then_some(());
-    world.until_within(LIMIT, "the moment to kill", is_time).await?;
     let killed_at = Instant::now();
     if let Some(part) = plan.kill {
         let node = world.gpu_node(1)?.name;
@@ -86,15 +81,10 @@ pub async fn run(world: &mut World, plan: &Plan) -> Result<Wave> {
     }
     let killed = std::mem::take(&mut world.killed);
     let settled = async {
-        let is_settled = |snapshot: &ClusterSnapshot| {
-            keys.iter()
-                .all(|key| snapshot.pods.get(key).is_some_and(is_settled))
-                .then_some(())
-        };
+        let settled = |snapshot: &ClusterSnapshot| snapshot.has_all(&keys, is_settled).then_some(());
+        let what = "the pods to run or to fail";
         // Pods that have not settled by then are counted below.
-        let _ = world
-            .until_within(LIMIT, "the pods to run or to fail", is_settled)
-            .await;
+        let _ = world.until_within(LIMIT, what, settled).await;
         began.elapsed()
     };
     let back = async {
@@ -109,9 +99,8 @@ pub async fn run(world: &mut World, plan: &Plan) -> Result<Wave> {
     Ok(wave)
 }
 
-/// Returns true if a pod runs or has ended.
 fn is_settled(pod: &Pod) -> bool {
-    is_running(pod) || matches!(phase(pod), "Failed" | "Succeeded")
+    is_running(pod) || has_ended(pod)
 }
 
 /// Counts the pods of a wave that ran, failed or are stuck, and the violations that remain.
@@ -120,35 +109,28 @@ async fn count_results(world: &World, keys: &[String]) -> Result<Wave> {
     let violations =
         |snapshot: &ClusterSnapshot| invariants::held_amounts(snapshot, &invariants::NONE_EXCUSED).violations;
     let agree = |snapshot: &ClusterSnapshot| violations(snapshot).is_empty().then_some(());
-    let _ = world
-        .until_within(DEADLINE / 4, "the accounts to agree", agree)
-        .await;
+    let what = "the accounts to agree";
+    let _ = world.until_within(DEADLINE / 4, what, agree).await;
     let mut snapshot = world.observer.now();
-    let over = violations(&snapshot);
     let mut wave = Wave {
         n_pods: keys.len(),
-        over,
+        over: violations(&snapshot),
         ..Wave::default()
     };
     for key in keys {
         match snapshot.pods.get(key) {
             Some(pod) if is_running(pod) => wave.n_ran += 1,
             Some(pod) if is_settled(pod) => {
-                let reason = pod
-                    .status
-                    .as_ref()
-                    .and_then(|status| status.reason.clone())
-                    .unwrap_or_else(|| phase(pod).to_owned());
+                let reason = pod.status.as_ref().and_then(|status| status.reason.as_deref());
+                let reason = reason.unwrap_or(phase(pod)).to_owned();
                 *wave.lost.entry(reason).or_default() += 1;
             }
             _ => wave.stuck.push(key.clone()),
         }
     }
     snapshot.pods.retain(|key, _| keys.contains(key));
-    let views = invariants::container_views(&world.client.0, &snapshot).await?;
-    wave.wrong = invariants::misfits(&views)
-        .into_iter()
-        .chain(invariants::clashes(&snapshot, &views))
-        .collect();
+    let views = invariants::container_views(&world.client(), &snapshot).await?;
+    wave.wrong = invariants::misfits(&views);
+    wave.wrong.extend(invariants::clashes(&snapshot, &views));
     Ok(wave)
 }

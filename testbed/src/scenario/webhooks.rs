@@ -1,20 +1,22 @@
 //! Webhooks that do not answer, and certificates that are renewed under load.
 
-use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use kube::ResourceExt;
 use proto::pod::ALL_DEVICES;
+use proto::request::hints::ALLOCATE_HINT;
 use proto::resource::{GPU_MEMORY_RATIO, GPU_SHARED};
 use serde_json::{Value, json};
 
-use super::{DEADLINE, ScenarioEntry, World};
+use super::expected::visible;
+use super::{DEADLINE, Scenario, World};
 use kit::cluster::webhooks::{CONFIGURATION, SECRET};
 use kit::kube_scheduler::SchedulingOutcome;
-use kit::pods::PodBuilder;
+use kit::pods::{PodBuilder, set};
+use kit::vendor_plugin::NVIDIA_GPU;
 
-pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
+pub(super) const SCENARIOS: &[Scenario] = scenarios! { needs "the port of the webhooks", on [Webhooks]:
     "webhooks-away" => webhooks_away,
         "without the scheduler pods are made at once all the same, and run when it is back unless they break a rule";
     "uncounted-refused" => uncounted_refused,
@@ -32,20 +34,14 @@ const KINDS: [&str; 2] = ["mutatingwebhookconfigurations", "validatingwebhookcon
 
 /// Pods that the webhooks would refuse, and the words with which the filter does.
 fn rule_breakers() -> [(PodBuilder, &'static str); 3] {
-    let hint = "scheduling.koordinator.sh/device-allocate-hint";
-    let sees_all = json!([{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]);
+    let hinted = PodBuilder::share("hinted", 10).annotation(ALLOCATE_HINT, r#"{"gpu": 1}"#);
+    let marked = PodBuilder::new("marked", &[(GPU_SHARED, "1")]).annotation(ALL_DEVICES, "true");
     let beside = PodBuilder::share("beside", 10)
         .container("c", &[])
-        .at("/spec/containers/1/env", sees_all);
+        .at("/spec/containers/1/env", visible("all"));
     [
-        (
-            PodBuilder::share("hinted", 10).annotation(hint, r#"{"gpu": 1}"#),
-            "expected a JSON object",
-        ),
-        (
-            PodBuilder::new("marked", &[(GPU_SHARED, "1")]).annotation(ALL_DEVICES, "true"),
-            "not allowed in this cluster",
-        ),
+        (hinted, "expected a JSON object"),
+        (marked, "not allowed in this cluster"),
         (beside, "sets NVIDIA_VISIBLE_DEVICES to \"all\""),
     ]
 }
@@ -54,18 +50,12 @@ fn rule_breakers() -> [(PodBuilder, &'static str); 3] {
 /// rule are created too; the plugin refuses the one that is bound past the scheduler, and the filter the others.
 async fn webhooks_away(world: &mut World) -> Result<()> {
     world.cluster()?.scheduler.kill().await;
-    for (name, spec) in [
-        ("ordinary", PodBuilder::new("ordinary", &[])),
-        ("gpu", PodBuilder::share("gpu", 10)),
-        ("units", PodBuilder::units("units", 1)),
+    for spec in [
+        PodBuilder::new("ordinary", &[]),
+        PodBuilder::share("gpu", 10),
+        PodBuilder::units("units", 1),
     ] {
-        let began = Instant::now();
-        world.create(spec).await?;
-        ensure!(
-            began.elapsed() < AT_ONCE,
-            "pod {name} took {:?} to be made",
-            began.elapsed()
-        );
+        create_within(world, AT_ONCE, spec).await?;
     }
     for (spec, _) in rule_breakers() {
         world.create(spec).await?;
@@ -74,12 +64,9 @@ async fn webhooks_away(world: &mut World) -> Result<()> {
     let direct = PodBuilder::units("direct", 1).at("/spec/nodeName", json!(node));
     world.create(direct).await?;
     world.excused.insert(world.key("direct"));
-    world
-        .until_event(&world.namespace, "direct", "GPUNotPlaced", "")
-        .await?;
+    world.until_pod_event("direct", "GPUNotPlaced", "").await?;
     world.until_running(&["ordinary"]).await?;
-    world.cluster()?.scheduler.restart().await?;
-    world.cluster()?.until_scheduler_ready(DEADLINE).await?;
+    world.restart_scheduler().await?;
     world.until_running(&["gpu", "units"]).await?;
     for (spec, words) in rule_breakers() {
         world.until_refused(&spec.pod()?.name_any(), words).await?;
@@ -89,55 +76,45 @@ async fn webhooks_away(world: &mut World) -> Result<()> {
     Ok(())
 }
 
-/// Pods that would see GPUs without being charged for them are refused.
 async fn uncounted_refused(world: &mut World) -> Result<()> {
-    let visible = |value: &str| json!([{"name": "NVIDIA_VISIBLE_DEVICES", "value": value}]);
-    let (whole, annotation) = ([("nvidia.com/gpu", "1")], "nvidia.cdi.k8s.io/pod");
-    let annotated = BTreeMap::from([(annotation.to_owned(), "nvidia.com/gpu=0".to_owned())]);
+    let seeing = |name: &str, value: &str| PodBuilder::new(name, &[]).with("env", visible(value));
+    let whole = PodBuilder::new("whole", &[(NVIDIA_GPU, "1")]).with("env", visible("all"));
+    let annotated = PodBuilder::new("annotated", &[]).annotation("nvidia.cdi.k8s.io/pod", "nvidia.com/gpu=0");
     for (spec, words) in [
+        (seeing("all", "all"), "sets NVIDIA_VISIBLE_DEVICES to \"all\""),
         (
-            PodBuilder::new("all", &[]).with("env", visible("all")),
-            "sets NVIDIA_VISIBLE_DEVICES to \"all\"",
-        ),
-        (
-            PodBuilder::new("one", &[]).with("env", visible("GPU-n1-0")),
+            seeing("one", "GPU-n1-0"),
             "sets NVIDIA_VISIBLE_DEVICES to \"GPU-n1-0\"",
         ),
+        (whole, "wins over the GPUs that it is given for nvidia.com/gpu"),
         (
-            PodBuilder::new("whole", &whole).with("env", visible("all")),
-            "wins over the GPUs that it is given for nvidia.com/gpu",
-        ),
-        (
-            PodBuilder::new("annotated", &[]).annotated(&annotated),
+            annotated,
             "annotation nvidia.cdi.k8s.io/pod is \"nvidia.com/gpu=0\"",
         ),
     ] {
         world.ensure_is_refused(spec, words).await?;
     }
-    world
-        .start(PodBuilder::new("none", &[]).with("env", visible("void")))
-        .await?;
+    world.start(seeing("none", "void")).await?;
     let flag = format!("--unrestricted-namespaces={}", world.namespace);
     world.add_scheduler_flags(&[&flag]).await?;
-    world
-        .start(PodBuilder::new("exporter", &[]).with("env", visible("all")))
-        .await?;
+    world.start(seeing("exporter", "all")).await?;
     world.delete("exporter").await
+}
+
+/// Creates a pod, which must not take longer.
+pub(super) async fn create_within(world: &World, limit: Duration, spec: PodBuilder) -> Result<()> {
+    let began = Instant::now();
+    let name = world.create(spec).await?.name_any();
+    let took = began.elapsed();
+    ensure!(took < limit, "pod {name} took {took:?} to be made");
+    Ok(())
 }
 
 /// The entry `key` of the Secret with the scheduler's certificates, in base64.
 fn secret_entry(world: &mut World, key: &str) -> Result<String> {
-    let secret = world
-        .cluster()?
-        .api()
-        .objects()
-        .get("secrets", "gpushare-system", SECRET)?;
-    Ok(secret
-        .pointer("/data")
-        .and_then(|data| data.get(key))
-        .and_then(Value::as_str)
-        .unwrap_or_default()
-        .to_owned())
+    let objects = world.cluster()?.api().objects();
+    let secret = objects.get("secrets", "gpushare-system", SECRET)?;
+    Ok(secret["data"][key].as_str().unwrap_or_default().to_owned())
 }
 
 /// The authorities (`caBundle`) by which the API server trusts each webhook.
@@ -145,20 +122,13 @@ fn ca_bundles(world: &mut World) -> Result<Vec<Value>> {
     let mut bundles = Vec::new();
     for kind in KINDS {
         let configuration = world.cluster()?.api().objects().get(kind, "", CONFIGURATION)?;
-        let webhooks = configuration
-            .get("webhooks")
-            .and_then(Value::as_array)
-            .cloned()
-            .unwrap_or_default();
-        bundles.extend(webhooks.iter().map(|webhook| {
-            webhook
-                .pointer("/clientConfig/caBundle")
-                .cloned()
-                .unwrap_or_default()
-        }));
+        for webhook in configuration["webhooks"].as_array().into_iter().flatten() {
+            bundles.push(webhook["clientConfig"]["caBundle"].clone());
+        }
     }
+    let are_there = bundles.len() >= 2 && bundles.iter().all(Value::is_string);
     ensure!(
-        bundles.len() >= 2 && bundles.iter().all(Value::is_string),
+        are_there,
         "the API server does not know whom to trust: {bundles:?}"
     );
     Ok(bundles)
@@ -169,20 +139,16 @@ fn set_failure_policy(world: &mut World, policy: &str) -> Result<()> {
     for kind in KINDS {
         let api = world.cluster()?.api().objects().clone();
         let mut configuration = Value::clone(&*api.get(kind, "", CONFIGURATION)?);
-        for webhook in configuration
-            .get_mut("webhooks")
-            .and_then(Value::as_array_mut)
-            .into_iter()
-            .flatten()
-        {
-            kit::pods::set(webhook, "failurePolicy", json!(policy));
+        if let Some(Value::Array(webhooks)) = configuration.get_mut("webhooks") {
+            for webhook in webhooks {
+                set(webhook, "failurePolicy", json!(policy));
+            }
         }
         api.update(kind, configuration)?;
     }
     Ok(())
 }
 
-/// The webhooks' certificates are renewed while pods are created: no creation fails.
 async fn certificates_renewed(world: &mut World) -> Result<()> {
     set_failure_policy(world, "Fail")?;
     let loaded = load_while_renewed(world).await;
@@ -194,10 +160,9 @@ async fn certificates_renewed(world: &mut World) -> Result<()> {
 async fn load_while_renewed(world: &mut World) -> Result<()> {
     let (authority, trusted) = (secret_entry(world, "ca.crt")?, ca_bundles(world)?);
     let mut certificate = secret_entry(world, "tls.crt")?;
+    let small = |name: &str| PodBuilder::new(name, &[(GPU_MEMORY_RATIO, "1")]);
     // A scheduler that an earlier scenario started again waits out its predecessor's binds first.
-    world
-        .start(PodBuilder::new("before", &[(GPU_MEMORY_RATIO, "1")]))
-        .await?;
+    world.start(small("before")).await?;
     world.pods.delete("before").await?;
     world.cluster()?.past_attempts();
     let (mut n_renewals, mut n_pods) = (0, 0);
@@ -208,17 +173,12 @@ async fn load_while_renewed(world: &mut World) -> Result<()> {
             "{n_renewals} renewals in {DEADLINE:?}"
         );
         let name = format!("load-{n_pods}");
-        world
-            .create(PodBuilder::new(&name, &[(GPU_MEMORY_RATIO, "1")]))
-            .await
-            .context("while certificates change")?;
-        let url = format!("{}/gpushare-scheduler/inspect", world.cluster()?.scheduler_url());
-        world
-            .cluster()?
-            .scheduler_client()?
-            .get(&url)
-            .await
-            .context("while certificates change")?;
+        let created = world.create(small(&name)).await;
+        created.context("while certificates change")?;
+        let cluster = world.cluster()?;
+        let url = format!("{}/gpushare-scheduler/inspect", cluster.scheduler_url());
+        let answered = cluster.scheduler_client()?.get(&url).await;
+        answered.context("while certificates change")?;
         world.until_running(&[&name]).await?;
         world.pods.delete(&name).await?;
         n_pods += 1;
@@ -226,20 +186,12 @@ async fn load_while_renewed(world: &mut World) -> Result<()> {
         n_renewals += usize::from(now != certificate);
         certificate = now;
     }
-    let failed = world
-        .cluster()?
-        .past_attempts()
-        .into_iter()
-        .filter(|attempt| matches!(attempt.outcome, SchedulingOutcome::Error(_)));
-    let failed: Vec<_> = failed.collect();
-    ensure!(failed.is_empty(), "kube-scheduler met errors: {failed:?}");
-    ensure!(
-        secret_entry(world, "ca.crt")? == authority,
-        "the authority has changed"
-    );
-    ensure!(
-        ca_bundles(world)? == trusted,
-        "the API server trusts other authorities"
-    );
+    let mut attempts = world.cluster()?.past_attempts();
+    attempts.retain(|attempt| matches!(attempt.outcome, SchedulingOutcome::Error(_)));
+    ensure!(attempts.is_empty(), "kube-scheduler met errors: {attempts:?}");
+    let is_same = secret_entry(world, "ca.crt")? == authority;
+    ensure!(is_same, "the authority has changed");
+    let is_trusted = ca_bundles(world)? == trusted;
+    ensure!(is_trusted, "the API server trusts other authorities");
     Ok(())
 }

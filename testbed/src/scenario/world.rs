@@ -1,11 +1,13 @@
 //! The cluster of a scenario: its pods, its view of the API, and the parts that it may break.
 
-use std::collections::BTreeSet;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use futures::TryStreamExt;
+use futures::future::try_join_all;
 use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
 use k8s_openapi::api::core::v1::{Event, Namespace, Pod};
 use kube::api::{Api, DeleteParams, PostParams};
@@ -16,17 +18,19 @@ use proto::record::MEM_ASSIGNED;
 use serde_json::json;
 use tracing::warn;
 
-use super::{DEADLINE, Scenario, breaking, old_nodes, sampling};
+use super::{DEADLINE, NO_NODE, Scenario, breaking, old_nodes, sampling};
 use kit::cluster::webhooks::CONFIGURATION as WEBHOOKS;
 use kit::cluster::{LocalCluster, SimulatedNode};
 use kit::daemons::Invocation;
+use kit::invariants::{self, HeldAmounts};
+use kit::kubelet::Kubelet;
 use kit::observer::{ClusterSnapshot, Condition, Observer};
 use kit::parts::{ClusterPart, Commands, Need};
 use kit::pod_fields::{
     container_statuses, containers, device_record, is_running, node_of, phase, unscheduled_because,
 };
+use kit::pods;
 use kit::pods::{NamespacePods, PodBuilder};
-use kit::{invariants, pods};
 
 /// The `schedulerName` of pods that no scheduler places.
 pub(super) const NO_SCHEDULER: &str = "no-scheduler";
@@ -38,7 +42,6 @@ pub struct World {
     pub(super) observer: Observer,
     pub(super) namespace: String,
     pub(super) scheduler_name: Option<String>,
-    pub(super) client: DebugClient,
     /// The testbed's cluster; none on a real cluster.
     pub(super) cluster: Option<LocalCluster>,
     /// The commands that break parts of a real cluster, if that is allowed.
@@ -51,15 +54,6 @@ pub struct World {
     pub(super) has_webhooks: bool,
     /// Pods (`namespace/name`) that the checks skip: their records are broken on purpose, or their containers see no device.
     pub(super) excused: BTreeSet<String>,
-}
-
-/// A client of the API server; the newtype exists because `Client` has no `Debug`.
-pub(super) struct DebugClient(pub(super) Client);
-
-impl std::fmt::Debug for DebugClient {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Client")
-    }
 }
 
 impl World {
@@ -88,7 +82,6 @@ impl World {
             observer,
             namespace: namespace.to_owned(),
             scheduler_name,
-            client: DebugClient(client),
             cluster,
             commands: None,
             killed: Vec::new(),
@@ -170,10 +163,15 @@ impl World {
     /// Removes the namespace and the pods of the scenarios, and returns the testbed's cluster, if it is one.
     pub async fn end(self) -> Result<Option<LocalCluster>> {
         self.clear().await?;
-        let namespaces: Api<Namespace> = Api::all(self.client.0.clone());
+        let namespaces: Api<Namespace> = Api::all(self.client());
         let deleted = namespaces.delete(&self.namespace, &DeleteParams::default()).await;
         deleted.context("cannot delete the namespace")?;
         Ok(self.cluster)
+    }
+
+    /// A client of the API server.
+    pub(super) fn client(&self) -> Client {
+        self.pods.api().clone().into_client()
     }
 
     /// The testbed's cluster; an error on a real cluster.
@@ -202,6 +200,12 @@ impl World {
         self.cluster()?.until_scheduler_ready(DEADLINE).await
     }
 
+    /// Starts the testbed's scheduler again and waits until it is ready.
+    pub(super) async fn restart_scheduler(&mut self) -> Result<()> {
+        let usual = self.cluster()?.scheduler.invocation().clone();
+        self.restart_scheduler_as(usual).await
+    }
+
     /// The key of a pod of the scenario's namespace in a [`ClusterSnapshot`].
     pub(super) fn key(&self, name: &str) -> String {
         format!("{}/{name}", self.namespace)
@@ -216,12 +220,52 @@ impl World {
         self.pods.create(&spec).await
     }
 
+    /// Creates pods concurrently; returns their names.
+    pub(super) async fn create_all(&self, specs: impl Iterator<Item = PodBuilder>) -> Result<Vec<String>> {
+        let pods = try_join_all(specs.map(|spec| self.create(spec))).await?;
+        Ok(pods.iter().map(Pod::name_any).collect())
+    }
+
+    /// Creates pods concurrently, and waits until they run; returns their names.
+    pub(super) async fn start_all(&self, specs: impl Iterator<Item = PodBuilder>) -> Result<Vec<String>> {
+        let names = self.create_all(specs).await?;
+        self.until_running(&names).await?;
+        Ok(names)
+    }
+
+    /// [`Self::create_all`] for pods `<prefix>-0`, `<prefix>-1`, … of as many memory units each.
+    pub(super) async fn create_many(&self, prefix: &str, n_pods: usize, units: u64) -> Result<Vec<String>> {
+        self.create_all(numbered(prefix, n_pods, units)).await
+    }
+
+    /// [`Self::start_all`] for such pods.
+    pub(super) async fn start_many(&self, prefix: &str, n_pods: usize, units: u64) -> Result<Vec<String>> {
+        self.start_all(numbered(prefix, n_pods, units)).await
+    }
+
+    /// Creates a pod, and waits until its condition has `fragment` as the reason that it is not scheduled.
+    pub(super) async fn create_refused(&self, spec: PodBuilder, fragment: &str) -> Result<()> {
+        let name = self.create(spec).await?.name_any();
+        self.until_refused(&name, fragment).await
+    }
+
+    /// Creates a pod, and waits until kube-scheduler finds no node for it.
+    pub(super) async fn create_waiting(&self, spec: PodBuilder) -> Result<()> {
+        self.create_refused(spec, NO_NODE).await
+    }
+
     /// Deletes a pod and waits until it is gone.
     pub(super) async fn delete(&self, name: &str) -> Result<()> {
         self.pods.delete(name).await?;
         let key = self.key(name);
         let is_gone = |snapshot: &ClusterSnapshot| (!snapshot.pods.contains_key(&key)).then_some(());
         self.until(&format!("{name} to be gone"), is_gone).await
+    }
+
+    /// Deletes a pod, and waits until a pod runs that has waited for its room.
+    pub(super) async fn delete_for(&self, gone: &str, waiting: &str) -> Result<()> {
+        self.delete(gone).await?;
+        self.until_running(&[waiting]).await
     }
 
     /// Waits until a condition on the cluster's objects holds, at most for the usual deadline.
@@ -246,27 +290,50 @@ impl World {
         }
     }
 
+    /// Waits until a condition on a pod holds, which `what` describes behind the pod's name.
+    pub(super) async fn until_pod<T>(
+        &self,
+        name: &str,
+        what: &str,
+        condition: impl Fn(&Pod) -> Option<T>,
+    ) -> Result<T> {
+        let key = self.key(name);
+        let met = |snapshot: &ClusterSnapshot| condition(snapshot.pods.get(&key)?);
+        self.until(&format!("{name} {what}"), met).await
+    }
+
+    /// Waits until a condition on the Device object of a node holds.
+    pub(super) async fn until_device(
+        &self,
+        node: &str,
+        what: &str,
+        condition: impl Fn(&Device) -> Option<()>,
+    ) -> Result<()> {
+        let met = |snapshot: &ClusterSnapshot| condition(snapshot.devices.get(node)?);
+        self.until(what, met).await
+    }
+
     /// Waits until pods run; one that fails for good is an error.
-    pub(super) async fn until_running(&self, names: &[&str]) -> Result<()> {
+    pub(super) async fn until_running(&self, names: &[impl AsRef<str> + Sync]) -> Result<()> {
+        let keys: Vec<String> = names.iter().map(|name| self.key(name.as_ref())).collect();
+        let run = |snapshot: &ClusterSnapshot| all_run(snapshot, &keys);
+        self.until(&format!("{} to run", keys.join(", ")), run).await?
+    }
+
+    /// Waits until this number of pods is bound.
+    pub(super) async fn until_part_bound(
+        &self,
+        deadline: Duration,
+        names: &[String],
+        n_bound: usize,
+    ) -> Result<()> {
         let keys: Vec<String> = names.iter().map(|name| self.key(name)).collect();
-        let run = |snapshot: &ClusterSnapshot| {
-            let mut is_each_running = true;
-            for key in &keys {
-                match snapshot.pods.get(key) {
-                    Some(pod) if phase(pod) == "Failed" => {
-                        let status = pod.status.clone().unwrap_or_default();
-                        let (reason, message) = (
-                            status.reason.unwrap_or_default(),
-                            status.message.unwrap_or_default(),
-                        );
-                        return Some(Err(anyhow!("{} failed: {reason} {message}", pod.name_any())));
-                    }
-                    pod => is_each_running &= pod.is_some_and(is_running),
-                }
-            }
-            is_each_running.then_some(Ok(()))
+        let enough = |snapshot: &ClusterSnapshot| {
+            let pods = keys.iter().filter_map(|key| snapshot.pods.get(key));
+            (pods.filter_map(node_of).count() >= n_bound).then_some(())
         };
-        self.until(&format!("{} to run", names.join(", ")), run).await?
+        let what = format!("{n_bound} pods to be bound");
+        self.until_within(deadline, &what, enough).await
     }
 
     /// Creates a pod and waits until it runs.
@@ -290,44 +357,41 @@ impl World {
         Ok(())
     }
 
-    /// Creates a pod that requests memory units on one node.
-    pub(super) async fn create_units(&self, name: &str, units: impl Display, node: &str) -> Result<Pod> {
-        self.create(PodBuilder::units(name, units).on(node)).await
+    /// Creates a pod that requests memory units on one node, and waits until kube-scheduler finds no room for it there.
+    pub(super) async fn create_waiting_units(
+        &self,
+        name: &str,
+        units: impl Display,
+        node: &str,
+    ) -> Result<()> {
+        self.create_waiting(PodBuilder::units(name, units).on(node)).await
     }
 
     /// Ends the container `main` of a running pod, and waits until kubelet has started it again.
     pub(super) async fn restart_container(&mut self, node: &str, name: &str) -> Result<()> {
-        let (namespace, key) = (self.namespace.clone(), self.key(name));
-        let starts = |snapshot: &ClusterSnapshot| {
-            let mut statuses = container_statuses(snapshot.pods.get(&key)?);
+        let starts = |pod: &Pod| {
+            let mut statuses = container_statuses(pod);
             Some(statuses.find(|container| container.name == "main")?.restart_count)
         };
-        let before = starts(&self.observer.now()).with_context(|| format!("{name} does not run"))?;
-        let kubelet = self.cluster()?.node(node)?.kubelet();
+        let before = starts(&self.pod(name)?).with_context(|| format!("{name} does not run"))?;
+        let namespace = self.namespace.clone();
+        let kubelet = self.node(node)?.kubelet();
         kubelet.restart_container(&namespace, name, "main")?;
-        let again = |snapshot: &ClusterSnapshot| {
-            let pod = snapshot.pods.get(&key)?;
-            (starts(snapshot)? > before && is_running(pod)).then_some(())
-        };
-        self.until(&format!("{name} to start again"), again).await
+        let again = |pod: &Pod| (starts(pod)? > before && is_running(pod)).then_some(());
+        self.until_pod(name, "to start again", again).await
     }
 
     /// Waits until a pod is bound.
     pub(super) async fn until_bound(&self, name: &str) -> Result<()> {
-        let key = self.key(name);
-        let is_bound = |snapshot: &ClusterSnapshot| snapshot.pods.get(&key).and_then(node_of).map(drop);
-        self.until(&format!("{name} to be bound"), is_bound).await
+        self.until_pod(name, "to be bound", |pod| node_of(pod).map(drop))
+            .await
     }
 
     /// Waits until the message of a pod's condition `PodScheduled` contains `fragment`, as the reason that it is not scheduled.
     pub(super) async fn until_refused(&self, name: &str, fragment: &str) -> Result<()> {
-        let key = self.key(name);
-        let says_so = |snapshot: &ClusterSnapshot| {
-            let message = unscheduled_because(snapshot.pods.get(&key)?)?;
-            message.contains(fragment).then_some(())
-        };
-        self.until(&format!("{name} to be refused with {fragment:?}"), says_so)
-            .await
+        let says_so = |pod: &Pod| unscheduled_because(pod)?.contains(fragment).then_some(());
+        let what = format!("to be refused with {fragment:?}");
+        self.until_pod(name, &what, says_so).await
     }
 
     /// Creates a pod that breaks a rule, and checks that a webhook, or else the filter, refuses it in these words.
@@ -349,13 +413,9 @@ impl World {
 
     /// Waits until the plugin has marked a pod as assigned, which it does after its containers have started.
     pub(super) async fn until_assigned(&self, name: &str) -> Result<()> {
-        let key = self.key(name);
-        let is_assigned = |snapshot: &ClusterSnapshot| {
-            let assigned = snapshot.pods.get(&key)?.annotations().get(MEM_ASSIGNED)?;
-            (assigned == "true").then_some(())
-        };
-        let what = format!("the plugin to mark {name} as assigned");
-        self.until(&what, is_assigned).await
+        let is_assigned = |pod: &Pod| (pod.annotations().get(MEM_ASSIGNED)? == "true").then_some(());
+        self.until_pod(name, "to be marked as assigned by the plugin", is_assigned)
+            .await
     }
 
     /// Waits until there is an event about an object, with this reason and these words in its message.
@@ -366,7 +426,7 @@ impl World {
         reason: &str,
         words: &str,
     ) -> Result<()> {
-        let events: Api<Event> = Api::namespaced(self.client.0.clone(), namespace);
+        let events: Api<Event> = Api::namespaced(self.client(), namespace);
         let mut events = std::pin::pin!(watcher(events, watcher::Config::default()).applied_objects());
         let found = async {
             while let Some(event) = events.try_next().await.context("cannot watch events")? {
@@ -384,6 +444,11 @@ impl World {
             .with_context(|| format!("no event {reason} with {words:?} about {object}"))?
     }
 
+    /// The same for a pod of the scenario's namespace.
+    pub(super) async fn until_pod_event(&self, pod: &str, reason: &str, words: &str) -> Result<()> {
+        self.until_event(&self.namespace, pod, reason, words).await
+    }
+
     /// A pod of the scenario's namespace, as the watches have shown it last.
     pub(super) fn pod(&self, name: &str) -> Result<Pod> {
         let pod = self.observer.now().pods.remove(&self.key(name));
@@ -394,6 +459,11 @@ impl World {
     pub(super) fn device(&self, node: &str) -> Result<Device> {
         let device = self.observer.now().devices.remove(node);
         device.context("the node has no Device object")
+    }
+
+    /// The amounts that pods hold of each GPU.
+    pub(super) fn held_amounts(&self) -> HeldAmounts {
+        invariants::held_amounts(&self.observer.now(), &self.excused)
     }
 
     /// The minor numbers of the GPUs in a pod's record.
@@ -450,7 +520,7 @@ impl World {
         snapshot
             .pods
             .retain(|key, _| key.starts_with(&own) && !self.excused.contains(key));
-        let views = invariants::container_views(&self.client.0, &snapshot).await?;
+        let views = invariants::container_views(&self.client(), &snapshot).await?;
         problems.extend(invariants::misfits(&views));
         problems.extend(invariants::clashes(&snapshot, &views));
         if problems.is_empty() {
@@ -484,48 +554,51 @@ impl World {
     /// Finds a node with at least `n_gpus` healthy GPUs.
     pub(super) fn gpu_node(&self, n_gpus: usize) -> Result<GpuNode> {
         let snapshot = self.observer.now();
-        let accounts = invariants::held_amounts(&snapshot, &self.excused);
-        for name in snapshot.devices.keys() {
-            let unit = invariants::memory_unit(&snapshot, name);
-            let healthy = accounts
-                .gpus
-                .values()
-                .filter(|gpu| gpu.node == *name && gpu.healthy);
-            let units: Vec<u64> = healthy.map(|gpu| gpu.total / unit).collect();
-            if units.len() >= n_gpus {
-                let name = name.clone();
-                return Ok(GpuNode { name, units });
+        let mut units_of = BTreeMap::<String, Vec<u64>>::new();
+        for gpu in invariants::held_amounts(&snapshot, &self.excused)
+            .gpus
+            .into_values()
+        {
+            if gpu.healthy {
+                let unit = invariants::memory_unit(&snapshot, &gpu.node);
+                units_of.entry(gpu.node).or_default().push(gpu.total / unit);
             }
         }
-        bail!("no node has {n_gpus} healthy GPUs")
+        let found = units_of.into_iter().find(|(_, units)| units.len() >= n_gpus);
+        let (name, units) = found.with_context(|| format!("no node has {n_gpus} healthy GPUs"))?;
+        Ok(GpuNode { name, units })
     }
+}
 
-    /// Counts how many of these pods (`namespace/name`) are bound.
-    pub(super) fn n_bound(snapshot: &ClusterSnapshot, keys: &[String]) -> usize {
-        let pods = keys.iter().filter_map(|key| snapshot.pods.get(key));
-        pods.filter_map(node_of).count()
+/// `Some` once all these pods (`namespace/name`) run, or one has failed for good, which is an error.
+pub(super) fn all_run(snapshot: &ClusterSnapshot, keys: &[String]) -> Option<Result<()>> {
+    let mut pods: Vec<&Pod> = keys.iter().filter_map(|key| snapshot.pods.get(key)).collect();
+    if let Some(pod) = pods.iter().find(|pod| phase(pod) == "Failed") {
+        let status = pod.status.clone().unwrap_or_default();
+        let why = [status.reason, status.message].map(Option::unwrap_or_default);
+        return Some(Err(anyhow!("{} failed: {}", pod.name_any(), why.join(" "))));
     }
+    pods.retain(|pod| is_running(pod));
+    (pods.len() == keys.len()).then_some(Ok(()))
+}
 
-    /// Creates equal pods `<prefix>-0`, `<prefix>-1`, … concurrently; returns their names.
-    pub(super) async fn create_many(
-        &self,
-        prefix: &str,
-        n_pods: usize,
-        limits: &pods::Limits<'_>,
-    ) -> Result<Vec<String>> {
-        let names: Vec<String> = (0..n_pods).map(|idx| format!("{prefix}-{idx}")).collect();
-        let creations = names
-            .iter()
-            .map(|name| self.create(PodBuilder::new(name, limits)));
-        futures::future::try_join_all(creations).await?;
-        Ok(names)
-    }
+/// The number of healthy devices of a resource that kubelet has from plugins.
+pub(super) fn n_healthy(kubelet: &Kubelet, resource: &str) -> usize {
+    kubelet
+        .capacity()
+        .get(resource)
+        .map_or(0, |(_, healthy)| *healthy)
+}
 
-    /// [`Self::until_running`] for names that are owned.
-    pub(super) async fn until_all_run(&self, names: &[String]) -> Result<()> {
-        let names: Vec<&str> = names.iter().map(String::as_str).collect();
-        self.until_running(&names).await
-    }
+/// The amount of a resource that a node has for pods.
+pub(super) fn allocatable<'a>(snapshot: &'a ClusterSnapshot, node: &str, resource: &str) -> Option<&'a str> {
+    let status = snapshot.nodes.get(node)?.status.as_ref()?;
+    Some(&status.allocatable.as_ref()?.get(resource)?.0)
+}
+
+/// Pods `<prefix>-0`, `<prefix>-1`, … of as many memory units each.
+fn numbered(prefix: &str, n_pods: usize, units: u64) -> impl Iterator<Item = PodBuilder> {
+    (0..n_pods).map(move |idx| PodBuilder::units(&format!("{prefix}-{idx}"), units))
 }
 
 /// A node and its healthy GPUs.
@@ -534,4 +607,14 @@ pub(super) struct GpuNode {
     pub(super) name: String,
     /// Whole memory units of each GPU.
     pub(super) units: Vec<u64>,
+}
+
+impl GpuNode {
+    /// The units of each GPU, in the order in which pods fill the GPUs: a smaller pod that comes first could take the only GPU that
+    /// is large enough for a larger one.
+    pub(super) fn largest_first(&self) -> Vec<u64> {
+        let mut units = self.units.clone();
+        units.sort_unstable_by_key(|units| Reverse(*units));
+        units
+    }
 }

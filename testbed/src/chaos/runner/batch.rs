@@ -13,6 +13,7 @@ use crate::chaos::PluginMode;
 use crate::chaos::schedule::{Batch, Disruption, Shape};
 use kit::apiserver::{Fault, HeldWatches, Injected, Matching};
 use kit::cluster::{PLUGIN_USER, SCHEDULER_USER};
+use kit::daemons::Daemon;
 use kit::kubelet::Kubelet;
 use kit::observer::ClusterSnapshot;
 use kit::pods::PodBuilder;
@@ -20,6 +21,8 @@ use kit::pods::PodBuilder;
 /// Longest wait for a first attempt to start every pod of a batch. Pods that kubelet has refused get none, so
 /// the wait may be in vain.
 const TRIED: Duration = Duration::from_secs(5);
+/// The wait for the pods of a batch, in words.
+const REACHED: &str = "the pods to reach kubelet";
 /// The number of requests that an injected fault of the API server meets.
 const N_FAULTS: u64 = 3;
 
@@ -57,9 +60,8 @@ pub(super) async fn batch(runner: &mut Runner, batch: &Batch) -> Result<()> {
         _ => {}
     }
     runner.until_bound(&batch.pods).await?;
-    runner
-        .recorder
-        .note_pods(ClusterSnapshot::of(runner.cluster.api().objects()).pods);
+    let pods = ClusterSnapshot::of(runner.cluster.api().objects()).pods;
+    runner.recorder.note_pods(pods);
     let n_expected = delete_early(runner, batch, &mut disturbance).await?;
     disrupt_before_admission(runner, batch).await?;
     let kubelet = runner.node(batch.node)?.kubelet();
@@ -92,32 +94,30 @@ async fn create(runner: &Runner, batch: &Batch) -> Result<()> {
 fn disturb(runner: &Runner, batch: &Batch) -> Disturbance {
     let faults = runner.cluster.api().faults();
     let patches = |resource: &str| Matching::requests("patch", resource).times(N_FAULTS);
+    let mut disturbance = Disturbance::default();
     match batch.meanwhile {
-        Disruption::PluginWatchLags => Disturbance {
-            watches: Some(faults.hold_watches_of(PLUGIN_USER, "pods")),
-            ..Disturbance::default()
-        },
-        Disruption::SchedulerWatchLags => Disturbance {
-            watches: Some(faults.hold_watches_of(SCHEDULER_USER, "pods")),
-            ..Disturbance::default()
-        },
+        Disruption::PluginWatchLags => {
+            disturbance.watches = Some(faults.hold_watches_of(PLUGIN_USER, "pods"));
+        }
+        Disruption::SchedulerWatchLags => {
+            disturbance.watches = Some(faults.hold_watches_of(SCHEDULER_USER, "pods"));
+        }
         Disruption::ApiRefuses => {
-            let refuse = |matching| faults.inject(matching, Fault::Refuse(503));
-            Disturbance {
-                faults: vec![refuse(patches("devices")), refuse(patches("pods"))],
-                ..Disturbance::default()
-            }
+            let refused = [patches("devices"), patches("pods")].into_iter();
+            disturbance.faults = refused
+                .map(|one| faults.inject(one, Fault::Refuse(503)))
+                .collect();
         }
         Disruption::RepliesLost => {
-            let lose = |matching| faults.inject(matching, Fault::DropReply);
             let bindings = Matching::requests("create", "pods/binding").times(N_FAULTS);
-            Disturbance {
-                faults: vec![lose(patches("devices")), lose(patches("pods")), lose(bindings)],
-                ..Disturbance::default()
-            }
+            let unanswered = [patches("devices"), patches("pods"), bindings].into_iter();
+            disturbance.faults = unanswered
+                .map(|one| faults.inject(one, Fault::DropReply))
+                .collect();
         }
-        _ => Disturbance::default(),
+        _ => {}
     }
+    disturbance
 }
 
 /// Deletes the pods that the schedule deletes before Allocate. Returns the number of pods that kubelet then admits: the others,
@@ -128,9 +128,7 @@ async fn delete_early(runner: &mut Runner, batch: &Batch, disturbance: &mut Dist
     let is_late = batch.meanwhile == Disruption::KubeletMissesDeletions;
     if is_late {
         let has_all = |kubelet: &Kubelet| kubelet.counts().held >= n_pods;
-        runner
-            .until_kubelet(batch.node, "the pods to reach kubelet", has_all)
-            .await?;
+        runner.until_kubelet(batch.node, REACHED, has_all).await?;
         let kubelet = format!("system:node:{}", node_name(batch.node));
         disturbance.watches = Some(faults.hold_watches_of(&kubelet, "pods"));
     } else if batch.meanwhile == Disruption::PluginMissesDeletions {
@@ -149,9 +147,7 @@ async fn delete_early(runner: &mut Runner, batch: &Batch, disturbance: &mut Dist
     }
     runner.until_gone(&batch.deleted).await?;
     let has_the_rest = |kubelet: &Kubelet| kubelet.counts().held == n_left;
-    runner
-        .until_kubelet(batch.node, "the pods to reach kubelet", has_the_rest)
-        .await?;
+    runner.until_kubelet(batch.node, REACHED, has_the_rest).await?;
     Ok(n_left)
 }
 
@@ -192,16 +188,13 @@ async fn disrupt_during_admission(
 ) -> Result<()> {
     let begun = |kubelet: &Kubelet| kubelet.counts().allocate_calls > n_calls || n_expected == 0;
     match batch.meanwhile {
-        Disruption::PluginWatchLags | Disruption::PluginMissesDeletions => {
+        Disruption::PluginWatchLags | Disruption::PluginMissesDeletions | Disruption::PluginDies => {
             runner
                 .until_kubelet(batch.node, "Allocate to be called", begun)
                 .await?;
-        }
-        Disruption::PluginDies => {
-            runner
-                .until_kubelet(batch.node, "Allocate to be called", begun)
-                .await?;
-            runner.restart_plugin(batch.node).await?;
+            if batch.meanwhile == Disruption::PluginDies {
+                runner.restart_plugin(batch.node).await?;
+            }
         }
         Disruption::KubeletMissesDeletions => until_admitted(runner, batch, n_expected).await?,
         Disruption::CdiBlocked | Disruption::DiskFull => {
@@ -222,9 +215,8 @@ async fn disrupt_during_admission(
 async fn until_admitted(runner: &mut Runner, batch: &Batch, n_expected: usize) -> Result<()> {
     let n_before = runner.n_admissions_seen.get(batch.node).copied().unwrap_or(0);
     let all = |kubelet: &Kubelet| kubelet.counts().admissions.len() >= n_before + n_expected;
-    runner
-        .until_kubelet(batch.node, "all pods to be admitted", all)
-        .await
+    let what = "all pods to be admitted";
+    runner.until_kubelet(batch.node, what, all).await
 }
 
 /// Waits a little until a start of every pod of the batch has been tried.
@@ -243,22 +235,16 @@ async fn until_tried(runner: &mut Runner, batch: &Batch, n_expected: usize) -> R
 /// Keeps a node's plugin from writing to any file, as a full disk does (`is_full`), or allows it again. Needs `prlimit`,
 /// which comes with every Linux.
 async fn fill_disk(runner: &mut Runner, node: usize, is_full: bool) -> Result<()> {
-    let pid = runner
-        .node(node)?
-        .plugin()
-        .and_then(kit::daemons::Daemon::pid)
-        .context("no plugin runs on the node")?;
+    let pid = runner.node(node)?.plugin().and_then(Daemon::pid);
+    let pid = pid.context("no plugin runs on the node")?.to_string();
     let limit = if is_full {
         "--fsize=0:"
     } else {
         "--fsize=unlimited:"
     };
     let mut command = tokio::process::Command::new("prlimit");
-    let status = command
-        .args(["--pid", &pid.to_string(), limit])
-        .status()
-        .await
-        .context("cannot run prlimit")?;
+    let status = command.args(["--pid", &pid, limit]).status().await;
+    let status = status.context("cannot run prlimit")?;
     anyhow::ensure!(status.success(), "prlimit ended with {status}");
     Ok(())
 }
@@ -274,13 +260,15 @@ fn pod_spec(name: &str, shape: Shape) -> PodBuilder {
             PodBuilder::units(name, units).container("second", &[(GPU_MEM, &units.to_string())])
         }
         Shape::InitOnly(units) => PodBuilder::new(name, &[]).init("init", &[(GPU_MEM, &units.to_string())]),
-        Shape::Ratio => PodBuilder::new(
-            name,
-            &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, "10"), (GPU_CORE, "10")],
-        ),
-        Shape::TwoDevices => PodBuilder::new(
-            name,
-            &[(GPU_SHARED, "2"), (GPU_MEMORY_RATIO, "20"), (GPU_CORE, "20")],
-        ),
+        Shape::Ratio => tenth_of_each(name, "1", "10"),
+        Shape::TwoDevices => tenth_of_each(name, "2", "20"),
     }
+}
+
+/// A pod of 10 % of each of its GPUs, `sum` together.
+fn tenth_of_each(name: &str, n_gpus: &str, sum: &str) -> PodBuilder {
+    PodBuilder::new(
+        name,
+        &[(GPU_SHARED, n_gpus), (GPU_MEMORY_RATIO, sum), (GPU_CORE, sum)],
+    )
 }

@@ -17,10 +17,18 @@ use kit::process_usage::ProcessUsage;
 /// machine also runs the attackers, and often other tests.
 const IN_TIME: Duration = Duration::from_secs(5);
 
+/// The most that the scheduler's memory may grow, in bytes.
+const MOST_GROWTH: u64 = 64 << 20;
+/// The most lines that one attack may add to the log. Certificates are renewed all the time on this cluster, which is logged,
+/// too.
+const MOST_LINES: usize = 200;
+
 /// A running scheduler.
 pub(super) struct Target<'a> {
     cluster: &'a LocalCluster,
     pid: u32,
+    /// The resident memory of its process in bytes, and the lines of its log, before the attack.
+    before: (u64, usize),
     pub(super) extender: SocketAddr,
     pub(super) webhooks: SocketAddr,
     pub(super) health: SocketAddr,
@@ -35,18 +43,16 @@ impl<'a> Target<'a> {
             let address = invocation.value(flag).with_context(|| format!("no {flag}"))?;
             address.parse().with_context(|| format!("{flag}={address}"))
         };
+        let pid = cluster.scheduler.pid().context("the scheduler does not run")?;
         Ok(Self {
             cluster,
-            pid: cluster.scheduler.pid().context("the scheduler does not run")?,
+            pid,
+            before: usage(cluster, pid)?,
             extender: address("--listen")?,
             webhooks: address("--webhook-listen")?,
             health: address("--health-listen")?,
             read_api: address("--read-listen")?,
         })
-    }
-
-    pub(super) fn listeners(&self) -> [SocketAddr; 4] {
-        [self.extender, self.webhooks, self.health, self.read_api]
     }
 
     /// Sets the soft and the hard limit of files that the scheduler's process may have open.
@@ -56,19 +62,24 @@ impl<'a> Target<'a> {
             current: Some(most),
             maximum: Some(most),
         };
-        prlimit(pid, Resource::Nofile, limit).context("cannot limit the scheduler's open files")?;
+        let limited = prlimit(pid, Resource::Nofile, limit);
+        limited
+            .map(drop)
+            .context("cannot limit the scheduler's open files")
+    }
+
+    /// Fails if the scheduler's memory or log has grown by more than an attack may cost.
+    pub(super) fn check_cost(&self) -> Result<()> {
+        let (memory, n_lines) = usage(self.cluster, self.pid)?;
+        let growth = memory.saturating_sub(self.before.0);
+        ensure!(
+            growth <= MOST_GROWTH,
+            "the scheduler's memory has grown by {} MiB",
+            growth >> 20
+        );
+        let n_lines = n_lines.saturating_sub(self.before.1);
+        ensure!(n_lines <= MOST_LINES, "the scheduler has logged {n_lines} lines");
         Ok(())
-    }
-
-    /// The resident memory of the scheduler's process, in bytes.
-    pub(super) fn memory(&self) -> Result<u64> {
-        Ok(ProcessUsage::of(self.pid)?.resident)
-    }
-
-    /// The number of lines that the scheduler has logged.
-    pub(super) fn log_lines(&self) -> Result<usize> {
-        let log = std::fs::read_to_string(self.cluster.scheduler.log())?;
-        Ok(log.lines().count())
     }
 
     /// Runs [`Self::check_answers`] during an attack and once after it, and returns the result of the attack.
@@ -99,12 +110,15 @@ impl<'a> Target<'a> {
         expect_ok("filter", extender.post(&url, filter)).await?;
         let (connector, url) = self.cluster.webhook_connector()?;
         let url = format!("{url}/gpushare-scheduler/webhook/validate");
-        expect_ok(
-            "review",
-            HttpClient::by(connector).post(&url, review(&pod).to_string()),
-        )
-        .await
+        let (client, review) = (HttpClient::by(connector), review(&pod).to_string());
+        expect_ok("review", client.post(&url, review)).await
     }
+}
+
+/// The resident memory of the scheduler's process in bytes, and the number of lines that it has logged.
+fn usage(cluster: &LocalCluster, pid: u32) -> Result<(u64, usize)> {
+    let log = std::fs::read_to_string(cluster.scheduler.log())?;
+    Ok((ProcessUsage::of(pid)?.resident, log.lines().count()))
 }
 
 /// Fails unless the answer to a request is in time and has status 200.
@@ -113,9 +127,8 @@ where
     E: std::error::Error + Send + Sync + 'static,
 {
     let answer = timeout(IN_TIME, answer).await;
-    let (status, _) = answer
-        .with_context(|| format!("{what}: no answer"))?
-        .with_context(|| what.to_owned())?;
+    let answer = answer.with_context(|| format!("{what}: no answer"))?;
+    let (status, _) = answer.with_context(|| what.to_owned())?;
     ensure!(status == StatusCode::OK, "{what}: {status}");
     Ok(())
 }

@@ -4,24 +4,23 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, ensure};
-use proto::resource::GPU_MEM;
 use serde_json::json;
 
+use super::GpuScenario;
 use super::target::GIB;
 use super::trial::{Finding, Trial, percentiles};
-use super::{GpuEntry, ProgramTimes};
 use crate::scenario::breaking;
 use kit::observer::ClusterSnapshot;
-use kit::parts::ClusterPart;
+use kit::parts::{ClusterPart, Need};
 use kit::pod_fields::{container_statuses, is_running};
 use kit::polling;
 
-pub(super) const SCENARIOS: &[GpuEntry] = scenarios! {
+pub(super) const SCENARIOS: &[GpuScenario] = scenarios! { on a GPU:
     "gpu-burst" => burst,
         "pods of 1 GiB in one burst, up to 40";
     "gpu-time-slicing" => time_slicing,
         "kernels per second of one, two and four pods side by side";
-    "gpu-runtime-killed" => runtime_killed,
+    "gpu-runtime-killed" needs [Need::Kill(ClusterPart::Containerd), Need::Kill(ClusterPart::Kubelet)] => runtime_killed,
         "containerd and kubelet killed";
 };
 
@@ -30,25 +29,22 @@ const BURST: u64 = 40;
 
 /// Pods that are created at once: from creation to Running, and the time of their contexts.
 async fn burst(trial: &mut Trial) -> Result<Finding> {
-    let units = trial.gpu.units(GIB);
-    let n_pods = BURST.min(trial.gpu.free / (units * trial.gpu.unit));
-    let units = units.to_string();
+    let share = trial.gpu.units(GIB) * trial.gpu.unit;
+    let n_pods = BURST.min(trial.gpu.free / share);
     let names: Vec<String> = (0..n_pods).map(|idx| format!("burst-{idx}")).collect();
-    let limits = [(GPU_MEM, units.as_str())];
     let began = Instant::now();
     let commands = ["see", "memory", "allocate=134217728", "fill", "hold=3600"];
     let create = async |name: &String| {
         let created = began.elapsed().as_secs_f64();
-        trial.start(name, &commands, &limits).await?;
+        trial.start(name, &commands, GIB).await?;
         anyhow::Ok((trial.world.key(name), created))
     };
     let mut running = BTreeMap::<String, f64>::new();
     let mut all_run = |snapshot: &ClusterSnapshot| {
         for key in names.iter().map(|name| trial.world.key(name)) {
             if snapshot.pods.get(&key).is_some_and(is_running) {
-                running
-                    .entry(key)
-                    .or_insert_with(|| began.elapsed().as_secs_f64());
+                let seconds = began.elapsed().as_secs_f64();
+                running.entry(key).or_insert(seconds);
             }
         }
         (running.len() == names.len()).then_some(())
@@ -66,70 +62,51 @@ async fn burst(trial: &mut Trial) -> Result<Finding> {
     let mut contexts = Vec::new();
     for name in &names {
         let answers = trial.compared(name, "fill").await?;
-        contexts.extend(
-            answers
-                .last("memory")
-                .and_then(|answer| answer.context_milliseconds),
-        );
+        let memory = answers.last("memory");
+        let milliseconds = memory.and_then(|answer| answer.context_milliseconds);
+        contexts.extend(milliseconds.map(|milliseconds| milliseconds / 1e3));
     }
-    let contexts = percentiles(
-        contexts
-            .into_iter()
-            .map(|milliseconds| milliseconds / 1e3)
-            .collect(),
-    );
+    let contexts = percentiles(contexts);
     let of_contexts = contexts.map_or(String::new(), |[p50, _, max]| {
         format!("; their CUDA contexts take {p50:.1} s (p50), {max:.1} s at most")
     });
     let text = format!(
         "all {n_pods} run; from creation to Running {p50:.2} s (p50), {p90:.2} s (p90), {max:.2} s at most{of_contexts}"
     );
-    let figures = json!({"p50": p50, "p90": p90, "max": max});
+    let figures = |[p50, p90, max]: [f64; 3]| json!({"p50": p50, "p90": p90, "max": max});
     Ok(Finding::new(text)
         .figure("pods", n_pods)
-        .figure("secondsToRunning", figures)
-        .figure(
-            "contextSeconds",
-            contexts.map(|[p50, p90, max]| json!({"p50": p50, "p90": p90, "max": max})),
-        ))
+        .figure("secondsToRunning", figures([p50, p90, max]))
+        .figure("contextSeconds", contexts.map(figures)))
 }
 
 /// The longest wait for the pods of a burst.
 const BURST_LIMIT: Duration = Duration::from_secs(300);
 
-/// One, two and four pods run the same kernel again and again, at the same time.
 async fn time_slicing(trial: &mut Trial) -> Result<Finding> {
-    let units = trial.gpu.units(GIB);
-    if trial.gpu.free < 4 * units * trial.gpu.unit {
+    if trial.gpu.free < 4 * trial.gpu.units(GIB) * trial.gpu.unit {
         return Ok(Finding::not_run("four pods of 1 GiB do not fit on the GPU"));
     }
-    let units = units.to_string();
     let (mut rates, mut gpus) = (Vec::new(), BTreeSet::new());
     for n_pods in [1, 2, 4] {
         let now = SystemTime::now().duration_since(UNIX_EPOCH)?;
-        let ProgramTimes {
-            ready,
-            compute,
-            latest,
-            ..
-        } = trial.times;
-        let until = format!("until={}", now.as_secs() + ready);
-        let rate = format!("rate={compute}");
+        let until = format!("until={}", now.as_secs() + trial.times.ready);
+        let rate = format!("rate={}", trial.times.compute);
         let names: Vec<String> = (0..n_pods).map(|idx| format!("slice-{n_pods}-{idx}")).collect();
         for name in &names {
-            let commands = ["see", &until, &rate, "hold=3600"];
-            trial.start(name, &commands, &[(GPU_MEM, &units)]).await?;
+            trial
+                .start(name, &["see", &until, &rate, "hold=3600"], GIB)
+                .await?;
         }
         let mut of_pods = Vec::new();
         for name in &names {
             let answers = trial.compared(name, "rate").await?;
             let late = answers.last("until").and_then(|answer| answer.late_seconds);
             let late = late.context("a pod did not wait for the others")?;
-            if late > latest {
-                let text = format!(
+            if late > trial.times.latest {
+                return Ok(Finding::not_run(format!(
                     "{name} was ready {late:.1} s after the others began, so the rates cannot be compared"
-                );
-                return Ok(Finding::not_run(text));
+                )));
             }
             of_pods.extend(answers.last("rate").and_then(|answer| answer.per_second));
             gpus.extend(trial.record(name)?);
@@ -145,20 +122,18 @@ async fn time_slicing(trial: &mut Trial) -> Result<Finding> {
 fn rates_text(rates: &[Vec<f64>], n_gpus: usize) -> Option<String> {
     let [alone, two, four] = rates else { return None };
     let alone = alone.first().filter(|alone| **alone > 0.0)?;
-    let joined = |rates: &[f64]| {
-        let rates: Vec<String> = rates.iter().map(|rate| format!("{rate:.0}")).collect();
-        rates.join(", ")
-    };
     let (two, of_four) = (joined(two), joined(four));
+    let text = format!("{alone:.0} alone; {two} for two pods, {of_four} for four");
     if n_gpus > 1 {
-        return Some(format!(
-            "{alone:.0} alone; {two} for two pods, {of_four} for four, on {n_gpus} GPUs"
-        ));
+        return Some(format!("{text}, on {n_gpus} GPUs"));
     }
     let lost = 100.0 * (1.0 - four.iter().sum::<f64>() / alone);
-    Some(format!(
-        "{alone:.0} alone; {two} for two pods, {of_four} for four: {lost:.0} % lost"
-    ))
+    Some(format!("{text}: {lost:.0} % lost"))
+}
+
+fn joined(rates: &[f64]) -> String {
+    let rates: Vec<String> = rates.iter().map(|rate| format!("{rate:.0}")).collect();
+    rates.join(", ")
 }
 
 /// The least rounds of a survivor after a fault of another pod, or of the runtime.
@@ -166,9 +141,8 @@ const ROUNDS: u64 = 20;
 
 /// Starts a pod that fills and sums its memory as long as it lives.
 pub(super) async fn start_survivor(trial: &Trial) -> Result<()> {
-    let units = trial.gpu.units(GIB).to_string();
     let commands = ["see", "allocate=134217728", "work=0"];
-    trial.start("survivor", &commands, &[(GPU_MEM, &units)]).await?;
+    trial.start("survivor", &commands, GIB).await?;
     trial.compared("survivor", "work").await.map(drop)
 }
 
@@ -176,10 +150,8 @@ pub(super) async fn start_survivor(trial: &Trial) -> Result<()> {
 async fn rounds(trial: &Trial) -> Result<u64> {
     let answers = trial.answers("survivor", "work").await?;
     let answer = answers.last("work").context("the survivor does not work")?;
-    let (rounds, wrong) = answer
-        .rounds
-        .zip(answer.wrong)
-        .context("the survivor counts no rounds")?;
+    let counted = answer.rounds.zip(answer.wrong);
+    let (rounds, wrong) = counted.context("the survivor counts no rounds")?;
     ensure!(wrong == 0, "{wrong} of the survivor's {rounds} sums were wrong");
     Ok(rounds)
 }
@@ -198,22 +170,19 @@ pub(super) async fn until_more_rounds(trial: &Trial) -> Result<[u64; 2]> {
     polling::until_found(SURVIVE, more).await
 }
 
-/// The container runtime and kubelet are killed; a pod that computes goes on in the same container.
+/// The ID of the survivor's container, and the number of its restarts.
+fn container(trial: &Trial) -> Result<(String, i32)> {
+    let pod = trial.world.pod("survivor")?;
+    let status = container_statuses(&pod).next();
+    let status = status.context("the survivor has no status")?;
+    let id = status.container_id.clone();
+    Ok((id.context("the survivor has no container")?, status.restart_count))
+}
+
 async fn runtime_killed(trial: &mut Trial) -> Result<Finding> {
     start_survivor(trial).await?;
     // The program prints before kubelet writes the pod's status.
     trial.world.until_running(&["survivor"]).await?;
-    let container = |trial: &Trial| {
-        let pod = trial.world.pod("survivor")?;
-        let status = container_statuses(&pod)
-            .next()
-            .context("the survivor has no status")?;
-        let id = status
-            .container_id
-            .clone()
-            .context("the survivor has no container")?;
-        anyhow::Ok((id, status.restart_count))
-    };
     let before = container(trial)?;
     let node = trial.gpu.node.clone();
     for part in [ClusterPart::Containerd, ClusterPart::Kubelet] {
@@ -222,10 +191,7 @@ async fn runtime_killed(trial: &mut Trial) -> Result<Finding> {
     breaking::until_ready(&mut trial.world).await?;
     let [before_rounds, after] = until_more_rounds(trial).await?;
     ensure!(container(trial)? == before, "the container was started again");
-    let units = trial.gpu.units(GIB).to_string();
-    let commands = ["see", "allocate=134217728", "fill", "sum", "hold=3600"];
-    trial.start("after-kill", &commands, &[(GPU_MEM, &units)]).await?;
-    trial.compared("after-kill", "sum").await?;
+    trial.ensure_works("after-kill").await?;
     let text = format!(
         "a container that uses CUDA goes on: rounds {before_rounds} to {after}, none wrong; a new pod works"
     );

@@ -1,18 +1,19 @@
 //! The GPU in the node's objects, and its view from inside containers.
 
 use anyhow::{Context, Result, bail, ensure};
-use proto::device::{CONDITION_INJECTABLE, CONDITION_ISOLATED, RESERVED_MEMORY};
+use k8s_openapi::api::core::v1::Pod;
+use proto::device::{CONDITION_INJECTABLE, RESERVED_MEMORY};
 use proto::resource::{GPU_CORE, GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED};
 use serde_json::json;
 
-use super::GpuEntry;
-use super::target::{self, GIB, usable};
-use super::trial::{Finding, StateBefore, Trial, mib};
+use super::GpuScenario;
+use super::target::{self, GIB, allocate_most, usable};
+use super::trial::{Finding, START, StateBefore, Trial, isolated_in_words, mib, no_variable};
 use kit::kubelet::probe_program::SPECS_MOUNT;
-use kit::observer::ClusterSnapshot;
 use kit::pod_fields::container_statuses;
+use kit::pods::Limits;
 
-pub(super) const SCENARIOS: &[GpuEntry] = scenarios! {
+pub(super) const SCENARIOS: &[GpuScenario] = scenarios! { on a GPU:
     "gpu-offered" => offered,
         "discovery, Device object, resources of the node, conditions";
     "gpu-dialects" => dialects,
@@ -40,24 +41,20 @@ async fn offered(trial: &mut Trial) -> Result<Finding> {
     let amounts = target::offered(node);
     for resource in [GPU_MEM, GPU_SHARED, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_CORE] {
         let amount = amounts.get(resource);
-        ensure!(
-            amount.is_some_and(|amount| amount != "0"),
-            "the node offers no {resource}"
-        );
+        let has_some = amount.is_some_and(|amount| amount != "0");
+        ensure!(has_some, "the node offers no {resource}");
     }
     let mut conditions = Vec::new();
     for condition in &device.conditions {
-        conditions.push(format!(
-            "{}={} {}",
-            condition.condition_type, condition.status, condition.reason
-        ));
-        let is_impossible = condition.condition_type == CONDITION_INJECTABLE && condition.status == "False";
+        let (kind, status) = (&condition.condition_type, &condition.status);
+        conditions.push(format!("{kind}={status} {}", condition.reason));
+        let is_impossible = kind == CONDITION_INJECTABLE && status == "False";
         ensure!(!is_impossible, "containers get no GPU: {}", condition.message);
     }
     start_listing(trial, "specs").await?;
     let n_specs = n_specs(trial, "specs").await?;
     // Measured before the first pod that uses the GPU.
-    let metrics = trial.plugin().metrics().await.unwrap_or_default();
+    let metrics = trial.plugin_metrics().await.unwrap_or_default();
     trial.at_start = Some(StateBefore {
         free: free_bytes(trial, "offered").await?,
         n_specs,
@@ -65,48 +62,39 @@ async fn offered(trial: &mut Trial) -> Result<Finding> {
     });
     let answers = trial.answers("offered", "see").await?;
     let view = answers.last("see").context("nothing is seen")?;
-    let by_cuda = view
-        .devices
-        .iter()
+    let mut devices = view.devices.iter();
+    let by_cuda = devices
         .find(|device| device.uuid == trial.gpu.uuid)
         .map(|device| device.bytes);
     let whole_units = trial.gpu.total / trial.gpu.unit * trial.gpu.unit;
-    if let Some(bytes) = by_cuda {
-        ensure!(
-            whole_units <= bytes,
-            "{} are offered, and CUDA has {}",
-            mib(whole_units),
-            mib(bytes)
-        );
-    }
-    let reserved = device.labels.get(RESERVED_MEMORY).cloned();
-    let text = format!(
-        "{} with minor {} and UUID {}{}; {}",
+    let mut text = format!(
+        "{} with minor {} and UUID {}",
         mib(trial.gpu.total),
         trial.gpu.minor,
-        trial.gpu.uuid,
-        by_cuda
-            .map(|bytes| format!(", {} by CUDA", mib(bytes)))
-            .unwrap_or_default(),
-        conditions.join(", ")
+        trial.gpu.uuid
     );
-    Ok(Finding::new(text)
+    if let Some(bytes) = by_cuda {
+        let (offered, by_cuda) = (mib(whole_units), mib(bytes));
+        ensure!(
+            whole_units <= bytes,
+            "{offered} are offered, and CUDA has {by_cuda}"
+        );
+        text.push_str(&format!(", {by_cuda} by CUDA"));
+    }
+    let reserved = device.labels.get(RESERVED_MEMORY);
+    let reserved = reserved.and_then(|text| text.parse::<u64>().ok());
+    Ok(Finding::new(format!("{text}; {}", conditions.join(", ")))
         .figure("bytes", trial.gpu.total)
         .figure("cudaBytes", by_cuda)
         .figure("cudaVersion", view.cuda_version.clone())
-        .figure(
-            "reservedBytes",
-            reserved.and_then(|text| text.parse::<u64>().ok()),
-        )
+        .figure("reservedBytes", reserved)
         .figure("resources", amounts)
         .figure("conditions", conditions))
 }
 
 /// Starts a pod `name` that asks for one GiB; returns the bytes of the GPU that CUDA reports as free in it.
 pub(super) async fn free_bytes(trial: &Trial, name: &str) -> Result<u64> {
-    let units = trial.gpu.units(GIB).to_string();
-    let commands = ["see", "memory", "hold=3600"];
-    trial.start(name, &commands, &[(GPU_MEM, &units)]).await?;
+    trial.start(name, &["see", "memory", "hold=3600"], GIB).await?;
     let answers = trial.compared(name, "memory").await?;
     let free = answers.last("memory").and_then(|answer| answer.free_bytes);
     free.context("CUDA reports no free memory")
@@ -131,51 +119,36 @@ pub(super) async fn n_specs(trial: &Trial, name: &str) -> Result<usize> {
     Ok(files.unwrap_or_default().iter().filter(is_spec).count())
 }
 
-/// Three pods in three forms of request, side by side: each sees its GPU, and uses most of its share.
 async fn dialects(trial: &mut Trial) -> Result<Finding> {
     let (by_units, by_bytes) = (trial.gpu.part(16), trial.gpu.part(7));
     let quarter = trial.gpu.total / 4;
     if trial.gpu.free < by_units + by_bytes + quarter {
-        return Ok(Finding::not_run(format!(
-            "{} of the GPU are free, fewer than the three pods ask for",
-            mib(trial.gpu.free)
-        )));
+        let free = mib(trial.gpu.free);
+        let reason = format!("{free} of the GPU are free, fewer than the three pods ask for");
+        return Ok(Finding::not_run(reason));
     }
-    let (units, bytes) = (trial.gpu.units(by_units).to_string(), by_bytes.to_string());
-    let pods = [
-        ("units", by_units, vec![(GPU_MEM, units.as_str())]),
-        (
-            "bytes",
-            by_bytes,
-            vec![(GPU_SHARED, "1"), (GPU_MEMORY, bytes.as_str())],
-        ),
-        (
-            "percent",
-            quarter,
-            vec![(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, "25"), (GPU_CORE, "30")],
-        ),
+    let (units, bytes) = (&*trial.gpu.units(by_units).to_string(), &*by_bytes.to_string());
+    let percent = [(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, "25"), (GPU_CORE, "30")];
+    let pods: [(&str, u64, &Limits<'_>); 3] = [
+        ("units", by_units, &[(GPU_MEM, units)]),
+        ("bytes", by_bytes, &[(GPU_SHARED, "1"), (GPU_MEMORY, bytes)]),
+        ("percent", quarter, &percent),
     ];
-    for (name, share, limits) in &pods {
-        let allocate = format!("allocate={}", usable(*share));
-        trial
-            .start(name, &["see", &allocate, "fill", "sum", "hold=3600"], limits)
-            .await?;
+    for (name, share, limits) in pods {
+        let commands = ["see", &allocate_most(share), "fill", "sum", "hold=3600"];
+        trial.create(trial.pod(name, &commands, limits)).await?;
     }
-    let (mut figures, mut files) = (Vec::new(), Vec::new());
-    for (name, share, _) in &pods {
+    let (mut figures, mut files, mut amounts) = (Vec::new(), Vec::new(), Vec::new());
+    for (name, share, _) in pods {
         let answers = trial.compared(name, "sum").await?;
-        files = answers
-            .last("see")
-            .map(|view| view.device_files.clone())
-            .unwrap_or_default();
+        let view = answers.last("see").cloned();
+        files = view.unwrap_or_default().device_files;
+        let allocated = usable(share);
+        amounts.push(format!("{} of {}", mib(allocated), mib(share)));
         figures.push(
-            json!({"pod": name, "shareBytes": share, "allocatedBytes": usable(*share), "deviceFiles": files}),
+            json!({"pod": name, "shareBytes": share, "allocatedBytes": allocated, "deviceFiles": files}),
         );
     }
-    let amounts: Vec<String> = pods
-        .iter()
-        .map(|(_, share, _)| format!("{} of {}", mib(usable(*share)), mib(*share)))
-        .collect();
     let text = format!(
         "each container sees the GPU of its pod's record, and the device files {}; {} allocated, filled and summed without an error",
         files.join(", "),
@@ -184,16 +157,10 @@ async fn dialects(trial: &mut Trial) -> Result<Finding> {
     Ok(Finding::new(text).figure("pods", figures))
 }
 
-/// A container with as few rights as Kubernetes gives.
 async fn unprivileged(trial: &mut Trial) -> Result<Finding> {
     let share = trial.gpu.part(16);
-    let units = trial.gpu.units(share).to_string();
-    let allocate = format!("allocate={}", usable(share));
-    let pod = trial.pod(
-        "unprivileged",
-        &["see", &allocate, "fill", "sum", "hold=3600"],
-        &[(GPU_MEM, &units)],
-    );
+    let commands = ["see", &allocate_most(share), "fill", "sum", "hold=3600"];
+    let pod = trial.sharing("unprivileged", &commands, share);
     let rights = json!({
         "runAsUser": 1000, "runAsGroup": 1000, "runAsNonRoot": true, "readOnlyRootFilesystem": true,
         "allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}, "seccompProfile": {"type": "RuntimeDefault"},
@@ -210,15 +177,12 @@ const RESTARTS: i32 = 2;
 /// An init container uses the GPU before the pod's container, which ends again and again.
 async fn restarts(trial: &mut Trial) -> Result<Finding> {
     let share = trial.gpu.part(16);
-    let units = trial.gpu.units(share).to_string();
-    let limits = [(GPU_MEM, units.as_str())];
-    let allocate = format!("allocate={}", usable(share));
-    let commands = ["see", allocate.as_str(), "fill", "sum"];
-    let pod = trial.pod("restarts", &[&commands[..], &["hold=2"]].concat(), &limits);
-    let mut pod = trial.with_init(pod, &commands, &limits);
+    let commands = ["see", &allocate_most(share), "fill", "sum"];
+    let pod = trial.sharing("restarts", &[&commands[..], &["hold=2"]].concat(), share);
+    let mut pod = trial.with_init(pod, &commands, share);
     pod.set_spec("restartPolicy", json!("Always"));
     trial.create(pod).await?;
-    let of_init = trial.answers_of("restarts", "init", "sum").await?;
+    let of_init = trial.answers_within(START, "restarts", "init", "sum").await?;
     trial.compare("restarts", &of_init).context("init container")?;
     if let Some((_, error)) = of_init.failed() {
         bail!("init container: {error}");
@@ -228,10 +192,8 @@ async fn restarts(trial: &mut Trial) -> Result<Finding> {
         until_restarted(trial, "restarts").await?;
         trial.compared("restarts", "sum").await?;
     }
-    let text = format!(
-        "work, each time: the init container, and {} starts of the container",
-        RESTARTS + 1
-    );
+    let n_starts = RESTARTS + 1;
+    let text = format!("work, each time: the init container, and {n_starts} starts of the container");
     Ok(Finding::new(text).figure("restarts", RESTARTS))
 }
 
@@ -241,33 +203,29 @@ async fn until_restarted(trial: &mut Trial, pod: &str) -> Result<()> {
     if trial.world.cluster.is_some() {
         return trial.world.restart_container(&node, pod).await;
     }
-    let key = trial.world.key(pod);
-    let status_of = |snapshot: &ClusterSnapshot| {
-        let mut statuses = container_statuses(snapshot.pods.get(&key)?);
-        statuses.next().cloned()
-    };
-    let before = status_of(&trial.world.observer.now())
-        .context("the pod has no status")?
-        .restart_count;
-    let again = |snapshot: &ClusterSnapshot| {
-        let status = status_of(snapshot)?;
-        let ended = status.last_state.and_then(|state| state.terminated);
+    let before = container_statuses(&trial.world.pod(pod)?)
+        .map(|status| status.restart_count)
+        .next();
+    let before = before.context("the pod has no status")?;
+    let again = |pod: &Pod| {
+        let status = container_statuses(pod).next()?;
+        let ended = status
+            .last_state
+            .as_ref()
+            .and_then(|state| state.terminated.as_ref());
         (status.restart_count > before).then_some(ended.map_or(0, |ended| ended.exit_code))
     };
-    let code = trial.world.until(&format!("{pod} to start again"), again).await?;
+    let code = trial.world.until_pod(pod, "to start again", again).await?;
     ensure!(code == 0, "the program ended with status {code} before a restart");
     Ok(())
 }
 
-/// A pod that asks for nothing, of an image that asks for all GPUs.
 async fn without_request(trial: &mut Trial) -> Result<Finding> {
-    trial.start("without-request", &["see", "hold=3600"], &[]).await?;
+    let pod = trial.pod("without-request", &["see", "hold=3600"], &[]);
+    trial.create(pod).await?;
     let answers = trial.answers("without-request", "see").await?;
     let view = answers.last("see").context("nothing is seen")?;
-    let isolated = trial.condition(CONDITION_ISOLATED)?;
-    let condition = isolated.map_or("Isolated is not published".to_owned(), |condition| {
-        format!("Isolated={} {}", condition.status, condition.reason)
-    });
+    let condition = isolated_in_words(trial.isolated()?.as_ref());
     if view.sees_gpu() {
         bail!(
             "sees the GPU without being counted ({}); {condition}: the component deploy/components/nri prevents that",
@@ -275,11 +233,7 @@ async fn without_request(trial: &mut Trial) -> Result<Finding> {
         );
     }
     if view.variable.is_none() {
-        let reason = format!(
-            "the image {} does not set NVIDIA_VISIBLE_DEVICES, so it shows nothing",
-            trial.image
-        );
-        return Ok(Finding::not_run(reason));
+        return Ok(no_variable(&trial.image));
     }
     let text = format!("sees no GPU; {condition}");
     Ok(Finding::new(text).figure("condition", condition))

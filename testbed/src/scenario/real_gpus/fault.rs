@@ -3,11 +3,10 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
-use proto::resource::GPU_MEM;
+use anyhow::{Context, Result, ensure};
 use serde_json::json;
 
-use super::GpuEntry;
+use super::GpuScenario;
 use super::computing::{start_survivor, until_more_rounds};
 use super::containers::N_REPEATS;
 use super::plugin::application_xids;
@@ -16,7 +15,7 @@ use super::trial::{Finding, Trial};
 use kit::cluster::GpuFault;
 use kit::polling;
 
-pub(super) const SCENARIOS: &[GpuEntry] = scenarios! {
+pub(super) const SCENARIOS: &[GpuScenario] = scenarios! { on a GPU:
     "gpu-fault" => fault,
         "a kernel that faults";
 };
@@ -35,28 +34,24 @@ async fn fault(trial: &mut Trial) -> Result<Finding> {
     start_survivor(trial).await?;
     let kernel_log = KernelLog::start(trial).await;
     // The plugin finds the pod of a fault by the process that is gone, so it has to have listed that process.
-    let metrics = trial.plugin().metrics().await.unwrap_or_default();
+    let metrics = trial.plugin_metrics().await.unwrap_or_default();
     let has_processes = metrics.has_processes();
     let hold = format!("hold={}", if has_processes { trial.times.listed } else { 0 });
-    let units = trial.gpu.units(GIB).to_string();
-    let limits = [(GPU_MEM, units.as_str())];
     let began = Instant::now();
     let commands = ["see", "memory", "nvml", &hold, "fault", "hold=3600"];
-    trial.start("fault", &commands, &limits).await?;
+    trial.start("fault", &commands, GIB).await?;
     if has_processes {
-        trial.answers_of("fault", "main", "nvml").await?;
+        trial.answers_of("fault", "nvml").await?;
         // The plugin measures soon after a container comes.
-        trial.start("beside", &["see", "hold=3600"], &limits).await?;
+        trial.start("beside", &["see", "hold=3600"], GIB).await?;
     }
-    let answers = trial.answers_of("fault", "main", "fault").await?;
+    let answers = trial.answers_of("fault", "fault").await?;
     trial.compare("fault", &answers)?;
     let (answer, error) = answers.failed().context("the kernel did not fault")?;
     ensure!(answer.command == "fault", "{} failed: {error}", answer.command);
     set_xid(trial, GpuFault::Xid(MMU_FAULT))?;
     let [before, after] = until_more_rounds(trial).await?;
-    let commands = ["see", "allocate=134217728", "fill", "sum", "hold=3600"];
-    trial.start("after-fault", &commands, &limits).await?;
-    trial.compared("after-fault", "sum").await?;
+    trial.ensure_works("after-fault").await?;
     let (object, event) = until_event(trial).await?;
     set_xid(trial, GpuFault::Healthy)?;
     // Without the list of processes the plugin does not know the pod.
@@ -65,20 +60,18 @@ async fn fault(trial: &mut Trial) -> Result<Finding> {
         object == of && event.contains("XID"),
         "the plugin's event about the fault is on {object}, and not on {of}: {event}"
     );
-    let xids = match trial.plugin().log_since(began).await {
+    let xids = match trial.plugin_log(began).await {
         Ok(log) => Ok(application_xids(&log, &trial.gpu.uuid)),
         Err(error) => Err(format!("{error:#}")),
     };
-    if xids.as_ref().is_ok_and(BTreeSet::is_empty) {
-        bail!(
-            "the plugin's log names no XID of {}, though its event does: {event}",
-            trial.gpu.uuid
-        );
-    }
+    let has_none = xids.as_ref().is_ok_and(BTreeSet::is_empty);
     ensure!(
-        trial.device()?.health,
-        "the fault of a program made the GPU unhealthy"
+        !has_none,
+        "the plugin's log names no XID of {}, though its event does: {event}",
+        trial.gpu.uuid
     );
+    let is_healthy = trial.device()?.health;
+    ensure!(is_healthy, "the fault of a program made the GPU unhealthy");
     let of_log = match &xids {
         Ok(xids) => format!("the plugin's log names XID {}", numbers(xids)),
         Err(reason) => format!("the plugin's log is not known: {reason}"),

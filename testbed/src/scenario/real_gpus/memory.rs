@@ -3,10 +3,11 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use kube::ResourceExt;
 use proto::device::{ENFORCED_BY_DRIVER, ENFORCEMENT};
-use proto::resource::{GPU_MEM, GPU_MEMORY, GPU_SHARED, HAMI_CORE, ISOLATION_PROVIDER};
+use proto::resource::{GPU_MEMORY, GPU_SHARED, HAMI_CORE, ISOLATION_PROVIDER};
 
-use super::GpuEntry;
+use super::GpuScenario;
 use super::answers::Answers;
 use super::containers::{free_bytes, n_specs, start_listing};
 use super::target::{MIB, usable};
@@ -14,13 +15,13 @@ use super::trial::{Finding, Trial, mib};
 use super::usage::beyond_share;
 use kit::polling;
 
-pub(super) const OVERRUN: &[GpuEntry] = scenarios! {
+pub(super) const OVERRUN: &[GpuScenario] = scenarios! { on a GPU:
     "gpu-overrun" => overrun,
         "a pod that allocates twice its share";
     "gpu-hami-core" => hami_core,
         "HAMi-core's library: a pod that allocates twice its share, and one that allocates seven eighths";
 };
-pub(super) const LEFT: &[GpuEntry] = scenarios! {
+pub(super) const LEFT: &[GpuScenario] = scenarios! { on a GPU:
     "gpu-nothing-left" => nothing_left,
         "everything deleted";
 };
@@ -37,21 +38,17 @@ fn level(trial: &Trial) -> Result<String> {
 /// Runs a pod with this share that allocates and fills `bytes`. For HAMi-core (`is_hami`) it has the label and asks for bytes, not
 /// for memory units.
 async fn allocate(trial: &Trial, name: &str, share: u64, bytes: u64, is_hami: bool) -> Result<Answers> {
-    let (units, share) = (trial.gpu.units(share).to_string(), share.to_string());
-    let limits = if is_hami {
-        vec![(GPU_SHARED, "1"), (GPU_MEMORY, share.as_str())]
-    } else {
-        vec![(GPU_MEM, units.as_str())]
-    };
-    let allocate = format!("allocate={bytes}");
-    let pod = trial.pod(name, &["see", &allocate, "fill", "nvml", "hold=3600"], &limits);
+    let commands = ["see", &format!("allocate={bytes}"), "fill", "nvml", "hold=3600"];
     let pod = if is_hami {
-        pod.labelled(ISOLATION_PROVIDER, HAMI_CORE)
+        let limits = [(GPU_SHARED, "1"), (GPU_MEMORY, &*share.to_string())];
+        trial
+            .pod(name, &commands, &limits)
+            .labelled(ISOLATION_PROVIDER, HAMI_CORE)
     } else {
-        pod
+        trial.sharing(name, &commands, share)
     };
     trial.create(pod).await?;
-    let answers = trial.answers_of(name, "main", "fill").await?;
+    let answers = trial.answers_of(name, "fill").await?;
     trial.compare(name, &answers)?;
     Ok(answers)
 }
@@ -80,7 +77,7 @@ async fn overrun(trial: &mut Trial) -> Result<Finding> {
     };
     // A program that was stopped uses nothing.
     if answers.failed().is_none() {
-        let answers = trial.answers_of("overrun", "main", "nvml").await?;
+        let answers = trial.answers_of("overrun", "nvml").await?;
         let by_nvml = answers.last("nvml").and_then(|answer| answer.own_bytes);
         let by_plugin = beyond_share(trial, "overrun", share).await?;
         for (source, used) in [("the plugin", by_plugin), ("NVML in the container", by_nvml)] {
@@ -102,31 +99,29 @@ async fn overrun(trial: &mut Trial) -> Result<Finding> {
 async fn hami_core(trial: &mut Trial) -> Result<Finding> {
     let snapshot = trial.world.observer.now();
     let node = snapshot.nodes.get(&trial.gpu.node).context("the node is gone")?;
-    let labels = node.metadata.labels.as_ref();
-    let provider = labels.and_then(|labels| labels.get(ISOLATION_PROVIDER));
-    if provider.is_none_or(|provider| provider != HAMI_CORE) {
-        return Ok(Finding::not_run(format!(
-            "the node has no label {ISOLATION_PROVIDER}={HAMI_CORE}"
-        )));
+    if node
+        .labels()
+        .get(ISOLATION_PROVIDER)
+        .is_none_or(|provider| provider != HAMI_CORE)
+    {
+        let reason = format!("the node has no label {ISOLATION_PROVIDER}={HAMI_CORE}");
+        return Ok(Finding::not_run(reason));
     }
     let share = trial.gpu.part(16);
     // The context is inside the limit.
     let (too_much, enough) = (2 * share, usable(share).min(share / 8 * 7));
     let refused = allocate(trial, "hami-too-much", share, too_much, true).await?;
     let allowed = allocate(trial, "hami-enough", share, enough, true).await?;
-    let (_, error) = refused
-        .failed()
-        .with_context(|| format!("{} were allocated in a pod of {}", mib(too_much), mib(share)))?;
-    ensure!(
-        error.code == OUT_OF_MEMORY,
-        "{} were refused by {error}",
-        mib(too_much)
-    );
+    let failed = refused.failed();
+    let (_, error) =
+        failed.with_context(|| format!("{} were allocated in a pod of {}", mib(too_much), mib(share)))?;
+    let is_right = error.code == OUT_OF_MEMORY;
+    ensure!(is_right, "{} were refused by {error}", mib(too_much));
     if let Some((_, error)) = allowed.failed() {
         bail!("{} of {}: {error}", mib(enough), mib(share));
     }
     // NVML comes through HAMi-core's library too; the limit does not depend on it.
-    let by_nvml = trial.answers_of("hami-enough", "main", "nvml").await.ok();
+    let by_nvml = trial.answers_of("hami-enough", "nvml").await.ok();
     let by_nvml = by_nvml.and_then(|answers| answers.last("nvml")?.total_bytes);
     let shown = by_nvml.map_or("NVML does not answer in the container".to_owned(), |total| {
         format!("NVML shows {} in the container", mib(total))
@@ -153,13 +148,13 @@ const LEFT_TOLERANCE: u64 = 64 * MIB;
 /// specs.
 async fn nothing_left(trial: &mut Trial) -> Result<Finding> {
     let Some(before) = trial.at_start else {
-        return Ok(Finding::not_run(
-            "it compares with the figures of gpu-offered, which has to run before it",
-        ));
+        let reason = "it compares with the figures of gpu-offered, which has to run before it";
+        return Ok(Finding::not_run(reason));
     };
     let free = free_bytes(trial, "left").await?;
+    let is_free = free + LEFT_TOLERANCE >= before.free;
     ensure!(
-        free + LEFT_TOLERANCE >= before.free,
+        is_free,
         "{} of the GPU are free, {} were before",
         mib(free),
         mib(before.free)
@@ -168,14 +163,9 @@ async fn nothing_left(trial: &mut Trial) -> Result<Finding> {
     let began = Instant::now();
     start_listing(trial, "left-specs").await?;
     let are_gone = async || {
-        let n_left = n_specs(trial, "left-specs").await?;
-        let missing = || {
-            format!(
-                "{n_left} CDI specs are left, {} were there before",
-                before.n_specs
-            )
-        };
-        Ok((n_left <= before.n_specs).then_some(()).ok_or_else(missing))
+        let (n_left, n_before) = (n_specs(trial, "left-specs").await?, before.n_specs);
+        let missing = || format!("{n_left} CDI specs are left, {n_before} were there before");
+        Ok((n_left <= n_before).then_some(()).ok_or_else(missing))
     };
     polling::until_found(LEFT_LIMIT, are_gone).await?;
     let seconds = began.elapsed().as_secs();
@@ -194,7 +184,7 @@ const MEASURED_AGAIN: Duration = Duration::from_secs(45);
 /// them in words, or the reason that they are not known.
 async fn metrics_left(trial: &Trial, unattributed_before: Option<u64>) -> Result<String> {
     let is_clean = async || {
-        let metrics = match trial.plugin().metrics().await {
+        let metrics = match trial.plugin_metrics().await {
             Ok(metrics) => metrics,
             Err(error) => return Ok(Ok(format!("the plugin's metrics are not known: {error:#}"))),
         };

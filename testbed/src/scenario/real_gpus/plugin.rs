@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::{Api, LogParams};
 
-use crate::scenario::World;
+use super::trial::Trial;
 use crate::scenario::breaking::{NAME_LABEL, PLUGIN, is_named};
 use kit::cluster::SimulatedNode;
 use kit::pod_fields::node_of;
@@ -25,45 +25,38 @@ const UNATTRIBUTED: &str = "gpushare_device_plugin_unattributed_memory_used_byte
 /// The text of the plugin's log line about an error that an application has caused.
 const FAULT: &str = "an application has caused an error on a device";
 
-/// The plugin of a node.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct NodePlugin<'a> {
-    pub(super) world: &'a World,
-    pub(super) node: &'a str,
-}
-
-impl NodePlugin<'_> {
-    /// The metrics of the plugin.
+impl Trial {
+    /// The metrics of the plugin on the GPU's node.
     ///
     /// # Errors
     /// The API server cannot reach them.
-    pub(super) async fn metrics(self) -> Result<PluginMetrics> {
+    pub(super) async fn plugin_metrics(&self) -> Result<PluginMetrics> {
         if let Some(node) = self.simulated_node()? {
             return Ok(PluginMetrics(node.plugin_metrics().await?));
         }
-        let plugin = self.pod()?;
+        let plugin = self.plugin_pod()?;
         let (namespace, name) = (plugin.namespace().unwrap_or_default(), plugin.name_any());
         let path = format!("/api/v1/namespaces/{namespace}/pods/{name}:{METRICS_PORT}/proxy/metrics");
         let request = http::Request::get(path).body(Vec::new())?;
-        let answer = self.world.client.0.request_text(request).await;
-        let answer = answer.with_context(|| {
+        let answer = self.world.client().request_text(request).await;
+        let failure = || {
             format!(
                 "the API server does not reach port {METRICS_PORT} of {namespace}/{name}, as where a NetworkPolicy keeps it out"
             )
-        });
-        Ok(PluginMetrics(answer?))
+        };
+        Ok(PluginMetrics(answer.with_context(failure)?))
     }
 
     /// The plugin's log since a moment; on the testbed, the whole log.
-    pub(super) async fn log_since(self, moment: Instant) -> Result<String> {
+    pub(super) async fn plugin_log(&self, moment: Instant) -> Result<String> {
         if let Some(node) = self.simulated_node()? {
             let plugin = node.plugin().context("the node has no plugin")?;
             // A GPU of the testbed has one fault at most, so no earlier line is mistaken for it.
             return kit::files::read(plugin.log());
         }
-        let plugin = self.pod()?;
+        let plugin = self.plugin_pod()?;
         let (namespace, name) = (plugin.namespace().unwrap_or_default(), plugin.name_any());
-        let pods: Api<Pod> = Api::namespaced(self.world.client.0.clone(), &namespace);
+        let pods: Api<Pod> = Api::namespaced(self.world.client(), &namespace);
         let seconds = i64::try_from(moment.elapsed().as_secs()).unwrap_or(i64::MAX);
         let params = LogParams {
             container: Some(PLUGIN.to_owned()),
@@ -75,8 +68,8 @@ impl NodePlugin<'_> {
     }
 
     /// The image of the first container of the plugin's pod.
-    pub(super) fn image(self) -> Option<String> {
-        let pod = self.pod().ok()?;
+    pub(super) fn plugin_image(&self) -> Option<String> {
+        let pod = self.plugin_pod().ok()?;
         pod.spec?.containers.into_iter().next()?.image
     }
 
@@ -86,16 +79,16 @@ impl NodePlugin<'_> {
             return Ok(None);
         };
         let mut nodes = cluster.nodes();
-        let node = nodes.find(|node| node.name() == self.node);
+        let node = nodes.find(|node| node.name() == self.gpu.node);
         node.context("the node is gone").map(Some)
     }
 
     /// The pod of the plugin.
-    fn pod(self) -> Result<Pod> {
-        let snapshot = self.world.observer.now();
-        let is_plugin = |pod: &Pod| is_named(pod, PLUGIN) && node_of(pod) == Some(self.node);
-        let found = snapshot.pods.into_values().find(is_plugin);
-        found.with_context(|| format!("no pod on {} has the label {NAME_LABEL}={PLUGIN}", self.node))
+    fn plugin_pod(&self) -> Result<Pod> {
+        let node = &self.gpu.node;
+        let mut pods = self.world.observer.now().pods.into_values();
+        let found = pods.find(|pod| is_named(pod, PLUGIN) && node_of(pod) == Some(node));
+        found.with_context(|| format!("no pod on {node} has the label {NAME_LABEL}={PLUGIN}"))
     }
 }
 
@@ -106,14 +99,18 @@ pub(super) struct PluginMetrics(pub(super) String);
 impl PluginMetrics {
     /// The plugin's version, by its build information.
     pub(super) fn version(&self) -> Option<&str> {
-        let line = self.0.lines().find(|line| line.starts_with(BUILD_INFO))?;
-        let (_, rest) = line.split_once("version=\"")?;
+        let (_, rest) = self.series(BUILD_INFO).next()?.split_once("version=\"")?;
         rest.split('"').next()
     }
 
     /// True if the plugin measures the memory of all processes on its GPUs.
     pub(super) fn has_processes(&self) -> bool {
-        self.0.lines().any(|line| line.starts_with(UNATTRIBUTED))
+        self.series(UNATTRIBUTED).next().is_some()
+    }
+
+    /// The series that begin so.
+    fn series(&self, prefix: &str) -> impl Iterator<Item = &str> {
+        self.0.lines().filter(move |line| line.starts_with(prefix))
     }
 
     /// The bytes of a GPU that a pod's containers use, if they have been measured.
@@ -130,17 +127,20 @@ impl PluginMetrics {
     /// The series about containers of a namespace.
     pub(super) fn of_namespace(&self, namespace: &str) -> Vec<&str> {
         let label = format!("namespace=\"{namespace}\"");
-        let lines = self.0.lines().filter(|line| line.starts_with(OF_CONTAINERS));
-        lines.filter(|line| line.contains(&label)).collect()
+        let series = self.series(OF_CONTAINERS);
+        series.filter(|line| line.contains(&label)).collect()
     }
 
     /// The sum of the series with these labels; `None` if there is no such series.
     fn sum(&self, metric: &str, labels: &[(&str, &str)]) -> Option<u64> {
-        let has_label =
-            |line: &str, (name, value): &(&str, &str)| line.contains(&format!("{name}=\"{value}\""));
-        let lines = self.0.lines().filter(|line| line.starts_with(metric));
-        let lines = lines.filter(|line| labels.iter().all(|label| has_label(line, label)));
-        let values = lines.filter_map(|line| line.rsplit_once(' ')?.1.parse::<u64>().ok());
+        let mut series: Vec<&str> = self.series(metric).collect();
+        for (name, value) in labels {
+            let label = format!("{name}=\"{value}\"");
+            series.retain(|line| line.contains(&label));
+        }
+        let values = series
+            .iter()
+            .filter_map(|line| line.rsplit_once(' ')?.1.parse::<u64>().ok());
         values.reduce(u64::saturating_add)
     }
 }
@@ -150,12 +150,13 @@ pub(super) fn application_xids(log: &str, gpu: &str) -> BTreeSet<u64> {
     let lines = log
         .lines()
         .filter(|line| line.contains(FAULT) && line.contains(gpu));
-    let xid = |line: &str| {
-        let (_, rest) = line.split_once("xid\":").or_else(|| line.split_once("xid="))?;
-        let digits = rest.split(|c: char| !c.is_ascii_digit()).next()?;
-        digits.parse().ok()
-    };
     lines.filter_map(xid).collect()
+}
+
+fn xid(line: &str) -> Option<u64> {
+    let (_, rest) = line.split_once("xid\":").or(line.split_once("xid="))?;
+    let digits = rest.split(|c: char| !c.is_ascii_digit()).next()?;
+    digits.parse().ok()
 }
 
 #[cfg(test)]

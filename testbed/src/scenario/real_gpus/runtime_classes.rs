@@ -6,14 +6,14 @@ use anyhow::{Context, Result, bail};
 use k8s_openapi::api::node::v1::RuntimeClass;
 use kube::ResourceExt;
 use kube::api::{Api, ListParams};
-use proto::device::{CONDITION_ISOLATED, DeviceCondition};
+use proto::device::DeviceCondition;
 use serde_json::json;
 
-use super::GpuEntry;
+use super::GpuScenario;
 use super::answers::Answer;
-use super::trial::{Finding, Trial};
+use super::trial::{Finding, Trial, isolated_in_words, no_variable};
 
-pub(super) const SCENARIOS: &[GpuEntry] = scenarios! {
+pub(super) const SCENARIOS: &[GpuScenario] = scenarios! { on a GPU:
     "gpu-runtime-classes" => runtime_classes,
         "the same pod under each RuntimeClass of NVIDIA's runtime";
 };
@@ -32,7 +32,7 @@ type View = Result<Answer, String>;
 
 /// Starts a pod under each `RuntimeClass`, and compares its view with the condition that the plugin publishes about such pods.
 async fn runtime_classes(trial: &mut Trial) -> Result<Finding> {
-    let classes: Api<RuntimeClass> = Api::all(trial.world.client.0.clone());
+    let classes: Api<RuntimeClass> = Api::all(trial.world.client());
     let classes = match classes.list(&ListParams::default()).await {
         Ok(classes) => classes.items,
         Err(error) => return Ok(Finding::not_run(format!("cannot list RuntimeClasses: {error}"))),
@@ -40,16 +40,15 @@ async fn runtime_classes(trial: &mut Trial) -> Result<Finding> {
     let of_nvidia = classes.iter().filter(|class| class.handler.starts_with(HANDLERS));
     let names: Vec<String> = of_nvidia.map(ResourceExt::name_any).collect();
     if names.is_empty() {
-        return Ok(Finding::not_run(
-            "the cluster has no RuntimeClass whose handler is NVIDIA's runtime",
-        ));
+        let reason = "the cluster has no RuntimeClass whose handler is NVIDIA's runtime";
+        return Ok(Finding::not_run(reason));
     }
     let mut views = Vec::new();
     for (idx, class) in names.into_iter().enumerate() {
         let view = view(trial, &format!("class-{idx}"), &class).await?;
         views.push((class, view));
     }
-    let condition = trial.condition(CONDITION_ISOLATED)?;
+    let condition = trial.isolated()?;
     let finding = compare(&views, condition.as_ref(), &trial.image)?;
     let view_of = |(class, view): &(String, View)| match view {
         Ok(view) => {
@@ -73,9 +72,8 @@ async fn view(trial: &Trial, name: &str, class: &str) -> Result<View> {
         }
         Err(error) => {
             let event = trial.event(name, NO_SANDBOX).await?;
-            Ok(Err(
-                event.map_or_else(|| format!("{error:#}"), |(_, message)| message)
-            ))
+            let reason = event.map(|(_, message)| message);
+            Ok(Err(reason.unwrap_or_else(|| format!("{error:#}"))))
         }
     }
 }
@@ -101,13 +99,9 @@ fn compare(views: &[(String, View)], condition: Option<&DeviceCondition>, image:
         });
     }
     if seeing.is_empty() && !has_variable {
-        let reason = format!("the image {image} does not set NVIDIA_VISIBLE_DEVICES, so it shows nothing");
-        return Ok(Finding::not_run(reason));
+        return Ok(no_variable(image));
     }
-    let published = condition.map_or("Isolated is not published".to_owned(), |condition| {
-        format!("Isolated={} {}", condition.status, condition.reason)
-    });
-    let text = format!("{}; {published}", texts.join("; "));
+    let text = format!("{}; {}", texts.join("; "), isolated_in_words(condition));
     if views.iter().all(|(_, view)| view.is_err()) {
         return Ok(Finding::not_run(text));
     }
@@ -120,6 +114,7 @@ fn compare(views: &[(String, View)], condition: Option<&DeviceCondition>, image:
 
 #[cfg(test)]
 mod tests {
+    use proto::device::CONDITION_ISOLATED;
     use rstest::rstest;
 
     use super::*;

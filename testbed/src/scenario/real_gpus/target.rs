@@ -58,40 +58,30 @@ impl TargetGpu {
     /// # Errors
     /// The reason for which there is none.
     pub(super) fn find(snapshot: &ClusterSnapshot, options: &GpuOptions) -> Result<Self, String> {
-        let is_chosen = |node: &String| options.node.as_ref().is_none_or(|chosen| chosen == node);
-        let nodes: Vec<&str> = snapshot
-            .devices
-            .keys()
-            .filter(|node| is_chosen(node))
-            .map(String::as_str)
-            .collect();
-        if nodes.is_empty() {
-            let node = options
-                .node
-                .as_ref()
-                .map_or("no node".to_owned(), |node| format!("no node {node:?}"));
+        let mut devices = snapshot.devices.clone();
+        devices.retain(|node, _| options.node.as_ref().is_none_or(|chosen| chosen == node));
+        if devices.is_empty() {
+            let node = options.node.as_ref();
+            let node = node.map_or("no node".to_owned(), |node| format!("no node {node:?}"));
             return Err(format!(
                 "there is {node} with a Device object, which gpushare's device plugin writes"
             ));
         }
-        let accounts = invariants::held_amounts(snapshot, &invariants::NONE_EXCUSED);
         let free = |gpu: &GpuUse| gpu.total.saturating_sub(gpu.used());
-        let is_real = |gpu: &&GpuUse| {
-            let device = snapshot.devices.get(&gpu.node);
-            options.simulated || device.is_some_and(|device| is_of_driver(device, &gpu.uuid))
-        };
-        let of_nodes = accounts.gpus.values().filter(|gpu| is_chosen(&gpu.node));
-        let real: Vec<&GpuUse> = of_nodes.filter(is_real).collect();
+        let mut real = invariants::held_amounts(snapshot, &invariants::NONE_EXCUSED).gpus;
+        real.retain(|_, gpu| {
+            let device = devices.get(&gpu.node);
+            device.is_some_and(|device| options.simulated || is_of_driver(device, &gpu.uuid))
+        });
         if real.is_empty() {
-            let nodes = nodes.join(", ");
+            let nodes: Vec<&str> = devices.keys().map(String::as_str).collect();
             return Err(format!(
-                "no GPU of {nodes} is real: the labels or UUIDs in the Device objects are those of simulated GPUs"
+                "no GPU of {} is real: the labels or UUIDs in the Device objects are those of simulated GPUs",
+                nodes.join(", ")
             ));
         }
-        let found = real
-            .into_iter()
-            .filter(|gpu| gpu.healthy)
-            .max_by_key(|gpu| free(gpu));
+        real.retain(|_, gpu| gpu.healthy);
+        let found = real.values().max_by_key(|gpu| free(gpu));
         let found = found.ok_or("no real GPU is healthy")?;
         Ok(Self {
             node: found.node.clone(),
@@ -120,14 +110,20 @@ pub(super) fn usable(share: u64) -> u64 {
     (share / 10 * 9).min(besides_context).max(16 * MIB)
 }
 
+/// The program's command that allocates so much.
+pub(super) fn allocate_most(share: u64) -> String {
+    format!("allocate={}", usable(share))
+}
+
 /// Returns true if the Device object has no label of simulated GPUs, and the GPU's UUID has the form of NVIDIA's driver.
 /// Plugins of earlier versions set no such label; the GPUs of `deploy/components/simulated` have UUIDs of node name and number.
 fn is_of_driver(device: &Device, uuid: &str) -> bool {
-    let groups: Vec<&str> = uuid.strip_prefix("GPU-").unwrap_or_default().split('-').collect();
-    let lengths: Vec<usize> = groups.iter().map(|group| group.len()).collect();
-    let is_hex = groups
-        .iter()
-        .all(|group| group.bytes().all(|byte| byte.is_ascii_hexdigit()));
+    let groups = uuid.strip_prefix("GPU-").unwrap_or_default().split('-');
+    let lengths: Vec<usize> = groups.map(str::len).collect();
+    let is_hex = uuid
+        .bytes()
+        .skip("GPU-".len())
+        .all(|byte| byte == b'-' || byte.is_ascii_hexdigit());
     let is_simulated = device.labels().contains_key(SIMULATED_LABEL);
     lengths == [8, 4, 4, 4, 12] && is_hex && device.labels().contains_key(GPU_DRIVER_LABEL) && !is_simulated
 }
@@ -158,31 +154,20 @@ impl NodeVersions {
 
 impl std::fmt::Display for NodeVersions {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self {
-            node,
-            gpu,
-            driver,
-            container_runtime,
-            kubernetes,
-            kernel,
-            gpushare,
-        } = self;
-        let known = |text: &str| {
-            if text.is_empty() {
-                "unknown".to_owned()
-            } else {
-                text.to_owned()
-            }
-        };
+        let known = [
+            &self.gpu,
+            &self.driver,
+            &self.container_runtime,
+            &self.kubernetes,
+            &self.kernel,
+            &self.gpushare,
+        ];
+        let [gpu, driver, runtime, kubelet, kernel, gpushare] =
+            known.map(|text| if text.is_empty() { "unknown" } else { text });
         write!(
             f,
-            "Node {node}: GPU {}, driver {}, container runtime {}, kubelet {}, kernel {}, gpushare {}",
-            known(gpu),
-            known(driver),
-            known(container_runtime),
-            known(kubernetes),
-            known(kernel),
-            known(gpushare)
+            "Node {}: GPU {gpu}, driver {driver}, container runtime {runtime}, kubelet {kubelet}, kernel {kernel}, gpushare {gpushare}",
+            self.node
         )
     }
 }
@@ -190,12 +175,13 @@ impl std::fmt::Display for NodeVersions {
 /// The amounts of gpushare's and Koordinator's resources that a node offers.
 pub(super) fn offered(node: &Node) -> BTreeMap<String, String> {
     let amounts = node.status.as_ref().and_then(|status| status.allocatable.clone());
-    let of_gpus = |name: &str| name == GPU_MEM || name.starts_with("koordinator.sh/gpu");
-    let amounts = amounts.unwrap_or_default().into_iter();
-    amounts
-        .filter(|(name, _)| of_gpus(name))
-        .map(|(name, amount)| (name, amount.0))
-        .collect()
+    let mut offered = BTreeMap::new();
+    for (name, amount) in amounts.unwrap_or_default() {
+        if name == GPU_MEM || name.starts_with("koordinator.sh/gpu") {
+            offered.insert(name, amount.0);
+        }
+    }
+    offered
 }
 
 #[cfg(test)]

@@ -2,18 +2,18 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use k8s_openapi::api::core::v1::{Event, Pod, ServiceAccount};
 use kube::Client;
 use kube::api::{Api, ListParams, LogParams, PostParams};
-use proto::device::{DeviceCondition, DeviceInfo};
+use proto::device::{CONDITION_ISOLATED, DeviceCondition, DeviceInfo};
+use proto::resource::GPU_MEM;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::ProgramTimes;
 use super::answers::Answers;
-use super::plugin::NodePlugin;
-use super::target::{NodeVersions, TargetGpu};
+use super::target::{GIB, MIB, NodeVersions, TargetGpu};
 use crate::scenario::World;
 use kit::invariants;
 use kit::kubelet::DEVICE_NODES;
@@ -24,7 +24,7 @@ use kit::pods::{Limits, PodBuilder};
 use kit::polling;
 
 /// The longest wait for a pod, whose node may have to pull the image first.
-const START: Duration = Duration::from_secs(300);
+pub(super) const START: Duration = Duration::from_secs(300);
 
 /// The result of a scenario: a text for people, figures for programs.
 #[derive(Clone, Debug, Default)]
@@ -85,9 +85,21 @@ pub(super) struct StateBefore {
 }
 
 impl Trial {
-    /// Creates a pod for the GPU's node that runs commands of the program, and holds until it is deleted.
-    pub(super) async fn start(&self, name: &str, commands: &[&str], limits: &Limits<'_>) -> Result<()> {
-        self.create(self.pod(name, commands, limits)).await
+    /// Creates a pod for the GPU's node that asks for memory units of these bytes, and runs commands of the program.
+    pub(super) async fn start(&self, name: &str, commands: &[&str], bytes: u64) -> Result<()> {
+        self.create(self.sharing(name, commands, bytes)).await
+    }
+
+    /// Such a pod.
+    pub(super) fn sharing(&self, name: &str, commands: &[&str], bytes: u64) -> PodBuilder {
+        self.pod(name, commands, &[(GPU_MEM, &self.gpu.units(bytes).to_string())])
+    }
+
+    /// Starts a pod of 1 GiB that allocates and fills memory and adds it up, and waits until it has.
+    pub(super) async fn ensure_works(&self, name: &str) -> Result<()> {
+        let commands = ["see", "allocate=134217728", "fill", "sum", "hold=3600"];
+        self.start(name, &commands, GIB).await?;
+        self.compared(name, "sum").await.map(drop)
     }
 
     /// Creates a pod.
@@ -100,26 +112,27 @@ impl Trial {
         PodBuilder::of_program(name, &self.image, &command_line(commands), limits).on(&self.gpu.node)
     }
 
-    /// The same after an init container that runs other commands.
-    pub(super) fn with_init(&self, pod: PodBuilder, commands: &[&str], limits: &Limits<'_>) -> PodBuilder {
-        pod.init_program("init", &self.image, &command_line(commands), limits)
+    /// The same after an init container that asks for as much and runs other commands.
+    pub(super) fn with_init(&self, pod: PodBuilder, commands: &[&str], bytes: u64) -> PodBuilder {
+        let limits = [(GPU_MEM, &*self.gpu.units(bytes).to_string())];
+        pod.init_program("init", &self.image, &command_line(commands), &limits)
     }
 
     /// Waits for the answer of a pod's container `main` to a command; an error that the program reports before it is an error.
     pub(super) async fn answers(&self, pod: &str, command: &str) -> Result<Answers> {
-        let answers = self.answers_of(pod, "main", command).await?;
+        let answers = self.answers_of(pod, command).await?;
         match answers.failed() {
             Some((answer, error)) => bail!("{pod}: {} failed: {error}", answer.command),
             None => Ok(answers),
         }
     }
 
-    /// Waits until a container has answered a command, or has ended.
-    pub(super) async fn answers_of(&self, pod: &str, container: &str, command: &str) -> Result<Answers> {
-        self.answers_within(START, pod, container, command).await
+    /// Waits until a pod's container `main` has answered a command, or has ended.
+    pub(super) async fn answers_of(&self, pod: &str, command: &str) -> Result<Answers> {
+        self.answers_within(START, pod, "main", command).await
     }
 
-    /// The same with another longest wait.
+    /// The same with another longest wait, and of any container.
     pub(super) async fn answers_within(
         &self,
         limit: Duration,
@@ -137,10 +150,8 @@ impl Trial {
             let state = object.as_ref().map_or("not created", phase);
             let why = object.as_ref().map(why_not_running).unwrap_or_default();
             let missing = format!("{pod} is {state}, and has not answered {command}: {why}");
-            ensure!(
-                !object.as_ref().is_some_and(has_ended) && !is_hopeless(&why),
-                missing
-            );
+            let may_answer = !object.as_ref().is_some_and(has_ended) && !is_hopeless(&why);
+            ensure!(may_answer, missing);
             Ok(Err(missing))
         };
         polling::until_found(limit, answered).await
@@ -170,17 +181,16 @@ impl Trial {
 
     /// Compares what a container sees with its pod's record.
     pub(super) fn compare(&self, pod: &str, answers: &Answers) -> Result<()> {
-        let view = answers
-            .last("see")
-            .with_context(|| format!("{pod} has not shown what it sees"))?;
+        let view = answers.last("see");
+        let view = view.with_context(|| format!("{pod} has not shown what it sees"))?;
         let compared = view.compare_view(&self.record(pod)?);
-        compared.map_err(|difference| anyhow::anyhow!("{pod}: {difference}"))
+        compared.map_err(|difference| anyhow!("{pod}: {difference}"))
     }
 
     /// Minor numbers and UUIDs of the GPUs in a pod's record.
     pub(super) fn record(&self, pod: &str) -> Result<Vec<(i32, String)>> {
         let record = invariants::record(&self.world.pod(pod)?);
-        record.map_err(|problem| anyhow::anyhow!("{pod}: {problem}"))
+        record.map_err(|problem| anyhow!("{pod}: {problem}"))
     }
 
     /// The GPU in its node's Device object.
@@ -192,10 +202,10 @@ impl Trial {
         found.with_context(|| format!("the Device object of {} has no {}", self.gpu.node, self.gpu.uuid))
     }
 
-    /// A condition of the GPU.
-    pub(super) fn condition(&self, kind: &str) -> Result<Option<DeviceCondition>> {
+    /// The condition `Isolated` of the GPU, if the plugin publishes it.
+    pub(super) fn isolated(&self) -> Result<Option<DeviceCondition>> {
         let mut conditions = self.device()?.conditions.into_iter();
-        Ok(conditions.find(|condition| condition.condition_type == kind))
+        Ok(conditions.find(|condition| condition.condition_type == CONDITION_ISOLATED))
     }
 
     /// Deletes all pods of the run, and waits until they are gone.
@@ -206,46 +216,29 @@ impl Trial {
     /// The versions of the node's software.
     pub(super) async fn versions(&self) -> NodeVersions {
         let mut versions = NodeVersions::of(&self.gpu.node, &self.world.observer.now());
-        let metrics = self.plugin().metrics().await.unwrap_or_default();
+        let metrics = self.plugin_metrics().await.unwrap_or_default();
         let version = metrics.version().map(str::to_owned);
-        versions.gpushare = version.or_else(|| self.plugin().image()).unwrap_or_default();
+        versions.gpushare = version.or_else(|| self.plugin_image()).unwrap_or_default();
         versions
-    }
-
-    /// The plugin of the GPU's node.
-    pub(super) fn plugin(&self) -> NodePlugin<'_> {
-        NodePlugin {
-            world: &self.world,
-            node: &self.gpu.node,
-        }
-    }
-
-    /// The bytes of the GPU that the node's plugin has measured in use by a pod's containers, if it measures them.
-    pub(super) async fn measured(&self, pod: &str) -> Option<u64> {
-        let metrics = self.plugin().metrics().await.ok()?;
-        metrics.used((&self.world.namespace, pod), &self.gpu.uuid)
     }
 
     /// The newest event with this reason about a pod, or about the GPU's node since the pod was created: its object and message.
     pub(super) async fn event(&self, pod: &str, reason: &str) -> Result<Option<(String, String)>> {
-        let events: Api<Event> = Api::all(self.world.client.0.clone());
+        let events: Api<Event> = Api::all(self.world.client());
         let params = ListParams::default().fields(&format!("reason={reason}"));
         let listed = events.list(&params).await.context("cannot list events")?;
         // The node may have events about earlier faults. The time is the API server's, as this machine's clock may differ.
         let created = self.world.pod(pod)?.metadata.creation_timestamp;
-        let is_about = |event: &&Event| {
-            let of = &event.involved_object;
-            let is_pod =
-                of.name.as_deref() == Some(pod) && of.namespace.as_deref() == Some(&self.world.namespace);
-            is_pod || of.name.as_deref() == Some(&self.gpu.node) && event.last_timestamp >= created
+        let is_about = |event: &Event| {
+            let (name, namespace) = (&event.involved_object.name, &event.involved_object.namespace);
+            let is_pod = name.as_deref() == Some(pod) && namespace.as_ref() == Some(&self.world.namespace);
+            is_pod || name.as_ref() == Some(&self.gpu.node) && event.last_timestamp >= created
         };
-        let found = listed
-            .iter()
-            .filter(is_about)
-            .max_by_key(|event| event.last_timestamp.clone());
-        Ok(found.map(|event| {
-            let object = event.involved_object.name.clone().unwrap_or_default();
-            (object, event.message.clone().unwrap_or_default())
+        let about = listed.into_iter().filter(is_about);
+        let newest = about.max_by_key(|event| event.last_timestamp.clone());
+        Ok(newest.map(|event| {
+            let object = event.involved_object.name.unwrap_or_default();
+            (object, event.message.unwrap_or_default())
         }))
     }
 }
@@ -264,10 +257,9 @@ pub(super) async fn make_service_account(client: &Client, namespace: &str) -> Re
 /// The reason for which a pod does not run, or has ended.
 fn why_not_running(pod: &Pod) -> String {
     for status in container_statuses(pod) {
-        let ended = status.state.as_ref().and_then(|state| state.terminated.as_ref());
-        if let Some(ended) = ended {
-            let [reason, message] =
-                [&ended.reason, &ended.message].map(|text| text.clone().unwrap_or_default());
+        let state = status.state.clone().unwrap_or_default();
+        if let Some(ended) = state.terminated {
+            let [reason, message] = [ended.reason, ended.message].map(Option::unwrap_or_default);
             return format!("{reason} with status {} {message}", ended.exit_code);
         }
     }
@@ -276,9 +268,8 @@ fn why_not_running(pod: &Pod) -> String {
 
 /// Returns true if kubelet goes on trying what does not get better by itself.
 fn is_hopeless(why: &str) -> bool {
-    ["ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName"]
-        .iter()
-        .any(|reason| why.starts_with(reason))
+    let reasons = ["ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName"];
+    reasons.iter().any(|reason| why.starts_with(reason))
 }
 
 /// The command line of the program with these commands.
@@ -289,16 +280,29 @@ fn command_line(commands: &[&str]) -> Vec<String> {
 
 /// An amount of memory in whole MiB.
 pub(super) fn mib(bytes: u64) -> String {
-    format!("{} MiB", bytes / super::target::MIB)
+    format!("{} MiB", bytes / MIB)
 }
 
 /// The middle, the ninetieth percentile and the largest of some seconds.
 pub(super) fn percentiles(mut seconds: Vec<f64>) -> Option<[f64; 3]> {
     seconds.sort_by(f64::total_cmp);
     let at = |percent: usize| {
-        seconds
-            .get((seconds.len() * percent).div_ceil(100).saturating_sub(1))
-            .copied()
+        let nth = (seconds.len() * percent).div_ceil(100);
+        seconds.get(nth.saturating_sub(1)).copied()
     };
     Some([at(50)?, at(90)?, at(100)?])
+}
+
+/// The condition `Isolated` in words.
+pub(super) fn isolated_in_words(condition: Option<&DeviceCondition>) -> String {
+    condition.map_or("Isolated is not published".to_owned(), |condition| {
+        format!("Isolated={} {}", condition.status, condition.reason)
+    })
+}
+
+/// The finding about an image without the variable by which NVIDIA's runtime shows GPUs.
+pub(super) fn no_variable(image: &str) -> Finding {
+    Finding::not_run(format!(
+        "the image {image} does not set NVIDIA_VISIBLE_DEVICES, so it shows nothing"
+    ))
 }

@@ -4,15 +4,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use proto::device::{ENFORCED_BY_DRIVER, ENFORCEMENT};
-use proto::resource::GPU_MEM;
 use serde_json::json;
 
-use super::GpuEntry;
-use super::answers::Answers;
-use super::target::{MIB, usable};
+use super::GpuScenario;
+use super::answers::{Answer, Answers};
+use super::target::{MIB, allocate_most};
 use super::trial::{Finding, Trial, mib};
 
-pub(super) const SCENARIOS: &[GpuEntry] = scenarios! {
+pub(super) const SCENARIOS: &[GpuScenario] = scenarios! { on a GPU:
     "gpu-context" => context,
         "memory of a CUDA context";
     "gpu-measured" => measured,
@@ -53,12 +52,9 @@ impl ProgramMemory {
         let allocated = allocated.ok_or("the program has allocated nothing")?;
         let listed = with_context.own_bytes.zip(with_block.own_bytes);
         let of_gpu = || {
-            let [before, with_context, with_block] =
-                [before, with_context, with_block].map(|answer| answer.used_bytes);
-            Some((
-                with_context?.checked_sub(before?)?,
-                with_block?.checked_sub(before?)?,
-            ))
+            let before = before.used_bytes?;
+            let beyond = |answer: &Answer| answer.used_bytes?.checked_sub(before);
+            Some((beyond(with_context)?, beyond(with_block)?))
         };
         let (context, used) = listed
             .or_else(of_gpu)
@@ -84,43 +80,42 @@ impl ProgramMemory {
 /// Starts a pod that allocates most of its share, and holds it; returns its memory, or the reason that it is not known.
 async fn hold_memory(trial: &Trial, name: &str) -> Result<Result<ProgramMemory, String>> {
     let share = trial.gpu.part(16);
-    let units = trial.gpu.units(share).to_string();
-    let allocate = format!("allocate={}", usable(share));
-    let commands = ["see", "nvml", "memory", "nvml", &allocate, "nvml", "hold=3600"];
-    trial.start(name, &commands, &[(GPU_MEM, &units)]).await?;
+    let commands = [
+        "see",
+        "nvml",
+        "memory",
+        "nvml",
+        &allocate_most(share),
+        "nvml",
+        "hold=3600",
+    ];
+    trial.start(name, &commands, share).await?;
     let answers = trial.compared(name, "hold").await?;
     Ok(ProgramMemory::of(&answers))
 }
 
-/// The part of a pod's share that a CUDA context takes.
 async fn context(trial: &mut Trial) -> Result<Finding> {
     let memory = match hold_memory(trial, "context").await? {
         Ok(memory) => memory,
         Err(reason) => return Ok(Finding::not_run(reason)),
     };
-    let ProgramMemory {
-        context,
-        allocated,
-        used,
-        is_listed,
-    } = memory;
     let text = format!(
         "{} of the pod's share; with a block of {} the program uses {}, {}",
-        mib(context),
-        mib(allocated),
-        mib(used),
+        mib(memory.context),
+        mib(memory.allocated),
+        mib(memory.used),
         memory.source()
     );
     // Other programs change the figures of the whole GPU.
-    if is_listed {
-        let beyond = used.checked_sub(context + allocated);
+    if memory.is_listed {
+        let beyond = memory.used.checked_sub(memory.context + memory.allocated);
         ensure!(beyond.is_some_and(|beyond| beyond <= PAGES), "{text}");
     }
     Ok(Finding::new(text)
-        .figure("contextBytes", context)
-        .figure("allocatedBytes", allocated)
-        .figure("usedBytes", used)
-        .figure("listedByNvml", is_listed))
+        .figure("contextBytes", memory.context)
+        .figure("allocatedBytes", memory.allocated)
+        .figure("usedBytes", memory.used)
+        .figure("listedByNvml", memory.is_listed))
 }
 
 /// The longest wait for the plugin's figure: it measures every 15 s.
@@ -128,7 +123,7 @@ const MEASURED_WITHIN: Duration = Duration::from_secs(45);
 
 /// The reason that the plugin of the GPU's node has no figure of a program's memory, if it has none.
 async fn not_measured(trial: &Trial) -> Result<Option<String>> {
-    let metrics = match trial.plugin().metrics().await {
+    let metrics = match trial.plugin_metrics().await {
         Ok(metrics) => metrics,
         Err(error) => return Ok(Some(format!("{error:#}"))),
     };
@@ -143,7 +138,8 @@ async fn until_figure(trial: &Trial, pod: &str, accepts: impl Fn(u64) -> bool) -
     let began = Instant::now();
     loop {
         // The figure is absent until the plugin has measured the container.
-        let used = trial.measured(pod).await;
+        let metrics = trial.plugin_metrics().await.unwrap_or_default();
+        let used = metrics.used((&trial.world.namespace, pod), &trial.gpu.uuid);
         if used.is_some_and(&accepts) || began.elapsed() > MEASURED_WITHIN {
             return used
                 .with_context(|| format!("the plugin has no figure for {pod} after {MEASURED_WITHIN:?}"));
@@ -160,7 +156,6 @@ pub(super) async fn beyond_share(trial: &Trial, pod: &str, share: u64) -> Result
     }
 }
 
-/// The plugin's figures of two programs side by side equal those of NVML in their containers.
 async fn measured(trial: &mut Trial) -> Result<Finding> {
     if let Some(reason) = not_measured(trial).await? {
         return Ok(Finding::not_run(reason));

@@ -1,8 +1,8 @@
 //! The machines of the proposals: the places of their GPUs and network adapters, and their GPU partitions.
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
-use kit::cluster::{GpuSpec, NodeSetup};
+use kit::cluster::NodeSetup;
 
 /// Node of two NUMA nodes with four PCIe switches each, and on each switch a GPU and an adapter with virtual functions.
 pub(in crate::scenario) const PAIRED: &str = "paired";
@@ -42,28 +42,16 @@ pub(in crate::scenario) fn nodes() -> Vec<NodeSetup> {
 
 /// Eight GPUs on two NUMA nodes, `per_switch` on each PCIe switch; the plugin also serves whole GPUs as `nvidia.com/gpu`.
 fn eight(name: &str, per_switch: u32) -> NodeSetup {
-    let spec = NodeSetup::new(name, &[16384; 8]);
-    let place = |gpu: GpuSpec| {
-        let details = [
-            ("pcieId", json!(switch(gpu.minor / per_switch))),
-            ("numaNode", json!(gpu.minor / 4)),
-        ];
-        GpuSpec {
-            details: details
-                .into_iter()
-                .map(|(field, value)| (field.to_owned(), value))
-                .collect(),
-            ..gpu
-        }
-    };
-    let plugin_args = ["--vendor-resource", "nvidia.com/gpu=ours"]
-        .map(str::to_owned)
-        .to_vec();
-    NodeSetup {
-        gpus: spec.gpus.into_iter().map(place).collect(),
-        plugin_args,
-        ..spec
+    let mut spec = NodeSetup::new(name, &[16384; 8]);
+    for gpu in &mut spec.gpus {
+        let pcie_id = switch(gpu.minor / per_switch);
+        gpu.details.insert("pcieId".to_owned(), json!(pcie_id));
+        gpu.details.insert("numaNode".to_owned(), json!(gpu.minor / 4));
     }
+    spec.plugin_args = ["--vendor-resource", "nvidia.com/gpu=ours"]
+        .map(str::to_owned)
+        .into();
+    spec
 }
 
 /// The PCI address of a switch.
@@ -86,18 +74,18 @@ fn adapter(minor: u32, at_switch: u32) -> Value {
 
 /// All partitions of 1, 2, 4 and 8 GPUs; those in the first half have twice the bandwidth and the higher allocation score.
 fn partitions() -> Value {
-    let of_size = |size: u32| -> Vec<Value> {
-        let sets = (0..8 / size).map(|at| (at * size..(at + 1) * size).collect::<Vec<u32>>());
-        let is_fast = |set: &[u32]| size < 8 && set.iter().all(|minor| *minor < 4);
-        let entry = |set: Vec<u32>| {
-            let (bandwidth, score) = if is_fast(&set) {
-                ("400Gi", 10)
-            } else {
-                ("200Gi", 5)
-            };
-            json!({"minors": set, "gpuLinkType": "NVLink", "ringBusBandwidth": bandwidth, "allocationScore": score})
-        };
-        sets.map(entry).collect()
-    };
-    json!({"1": of_size(1), "2": of_size(2), "4": of_size(4), "8": of_size(8)})
+    let mut by_size = Map::new();
+    for size in [1, 2, 4, 8] {
+        let mut sets = Vec::new();
+        for first in (0..8_u32).step_by(size) {
+            let is_fast = size < 8 && first < 4;
+            let (bandwidth, score) = if is_fast { ("400Gi", 10) } else { ("200Gi", 5) };
+            let minors: Vec<u32> = (first..).take(size).collect();
+            sets.push(json!({
+                "minors": minors, "gpuLinkType": "NVLink", "ringBusBandwidth": bandwidth, "allocationScore": score,
+            }));
+        }
+        by_size.insert(size.to_string(), Value::Array(sets));
+    }
+    Value::Object(by_size)
 }
