@@ -59,7 +59,8 @@ fn extender() -> Extender {
     let pods = holders.chain((0..N_REFUSED).map(important));
     let mut index = offline::index(nodes().map(node), nodes().map(device), pods);
     budgets::apply(&mut index, N_NODES);
-    let extender = offline::extender_of(index).making_room(true);
+    let mut extender = offline::extender_of(index);
+    extender.evicts_for_room = Some(true);
     let names: Vec<String> = nodes().map(name).collect();
     for at in 0..N_REFUSED {
         let body = json!({"Pod": important(at), "NodeNames": names}).to_string();

@@ -10,6 +10,7 @@ pub mod server;
 mod validate;
 mod visible_devices;
 
+use k8s_openapi::ByteString;
 use proto::admission::{AdmissionRequest, AdmissionResponse, AdmissionStatus, PatchOperation};
 use proto::pod::Pod;
 use proto::request::RequestError;
@@ -70,6 +71,14 @@ pub struct Unreadable {
 }
 
 impl Verdict {
+    /// The verdict by the outcome of all checks: the patch and the warnings, or the refusal.
+    fn of(checked: Result<(Vec<PatchOperation>, Vec<String>), Refusal>) -> Self {
+        match checked {
+            Ok((patch, warnings)) => Self::Allowed { patch, warnings },
+            Err(refusal) => Self::Refused(refusal),
+        }
+    }
+
     /// The request is allowed, without changes and warnings.
     pub const ALLOWED: Self = Self::Allowed {
         patch: Vec::new(),
@@ -85,11 +94,10 @@ impl Verdict {
                 ..AdmissionResponse::default()
             },
             Self::Allowed { patch, warnings } => {
-                let patch = if patch.is_empty() {
-                    None
-                } else {
-                    serde_json::to_vec(&patch).ok().map(k8s_openapi::ByteString)
-                };
+                let patch = Some(patch).filter(|patch| !patch.is_empty());
+                let patch = patch
+                    .and_then(|patch| serde_json::to_vec(&patch).ok())
+                    .map(ByteString);
                 let patch_type = patch.as_ref().map(|_| "JSONPatch");
                 AdmissionResponse {
                     uid,
@@ -100,15 +108,6 @@ impl Verdict {
                     ..AdmissionResponse::default()
                 }
             }
-        }
-    }
-}
-
-impl From<Result<(), Refusal>> for Verdict {
-    fn from(checked: Result<(), Refusal>) -> Self {
-        match checked {
-            Ok(()) => Self::ALLOWED,
-            Err(refusal) => Self::Refused(refusal),
         }
     }
 }
@@ -124,61 +123,58 @@ impl From<RequestError> for Refusal {
 impl From<Refusal> for AdmissionStatus {
     fn from(refusal: Refusal) -> Self {
         // The reasons and codes of the API server's own validation and authorization.
-        match refusal {
-            Refusal::Invalid(message) => Self {
-                message,
-                reason: "Invalid",
-                code: 422,
-            },
-            Refusal::Forbidden(message) => Self {
-                message,
-                reason: "Forbidden",
-                code: 403,
-            },
+        let (message, reason, code) = match refusal {
+            Refusal::Invalid(message) => (message, "Invalid", 422),
+            Refusal::Forbidden(message) => (message, "Forbidden", 403),
+        };
+        Self {
+            message,
+            reason,
+            code,
         }
     }
 }
 
 impl Rules {
     /// Decides about a request of the mutating webhook.
-    ///
-    /// # Errors
-    /// The object is not of the kind that the request names.
     pub fn mutate(&self, request: &AdmissionRequest) -> Result<Verdict, Unreadable> {
         mutate::review(self, request)
     }
 
     /// Decides about a request of the validating webhook.
-    ///
-    /// # Errors
-    /// An object is not of the kind that the request names.
     pub fn validate(
         &self,
         request: &AdmissionRequest,
         cluster: &Shared<Index>,
     ) -> Result<Verdict, Unreadable> {
         let resource = (
-            request.resource.group.as_str(),
-            request.resource.resource.as_str(),
-            request.sub_resource.as_str(),
+            &*request.resource.group,
+            &*request.resource.resource,
+            &*request.sub_resource,
         );
-        // `bindings` without a pod's name in the path is an older way to bind, which the API server still serves.
-        if matches!(resource, ("", "pods", "binding") | ("", "bindings", "")) {
-            return binding::review(self, request, cluster);
+        match resource {
+            // `bindings` without a pod's name in the path is an older way to bind, which the API server still serves.
+            ("", "pods", "binding") | ("", "bindings", "") => binding::review(self, request, cluster),
+            ("", "pods", _) => validate::review(self, request, cluster),
+            _ => Ok(Verdict::ALLOWED),
         }
-        validate::review(self, request, cluster)
     }
 
     /// The reason for which the filter refuses a pod whose request is valid: it selects devices itself, or overrides limits. The
     /// text is that of the validating webhook. `None` if the rules allow the pod.
     pub(crate) fn refusal_of_filter(&self, pod: &Pod) -> Option<String> {
-        validate::refusal_of_filter(self, pod)
+        let namespace = pod.metadata.namespace.as_deref().unwrap_or("default");
+        match validate::check_device_fields(self, None, pod, namespace) {
+            Ok(()) => None,
+            Err(Refusal::Invalid(message) | Refusal::Forbidden(message)) => Some(message),
+        }
     }
 
     /// Returns true if the containers of this namespace may select the devices that they see.
     fn is_unrestricted(&self, namespace: &str) -> bool {
-        let mut namespaces = self.unrestricted_namespaces.iter();
-        namespaces.any(|unrestricted| unrestricted == namespace)
+        self.unrestricted_namespaces
+            .iter()
+            .any(|unrestricted| unrestricted == namespace)
     }
 }
 

@@ -56,30 +56,23 @@ impl PodBinding {
 
 /// The outcome of a write.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum BindOutcome {
-    /// This write bound the pod.
+pub(crate) enum BindOutcome {
     Bound,
     /// The pod is on the node and has these annotations, by this write or an earlier one.
     OnNode(BTreeMap<String, String>),
-    /// The API server refused, and wrote nothing.
     Refused(String),
     /// The API server was too busy, and wrote nothing.
     Busy(String),
-    /// The binding may have been written or not.
     Unknown(String),
 }
 
 /// The state of a pod that the API server returned.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum PodLookup {
-    /// The pod is bound to a node.
+pub(crate) enum PodLookup {
     Bound {
-        /// The node.
         node: String,
-        /// The pod's annotations.
         annotations: BTreeMap<String, String>,
     },
-    /// The pod exists and is not bound.
     Unbound,
     /// The API server has no pod with this UID.
     Gone,
@@ -90,16 +83,10 @@ pub enum PodLookup {
 #[derive(Clone)]
 pub struct Binder {
     pub(crate) client: Client,
-    timeout: Duration,
-    leadership: Leadership,
-}
-
-/// The reason for which a write has no answer.
-enum PostError {
-    /// Nothing was sent: the lease may end before the binding is written.
-    Withheld,
-    /// The binding may have been written.
-    NoAnswer(String),
+    /// The longest time that a bind may take as a whole.
+    pub(crate) timeout: Duration,
+    /// The leadership of this replica, which allows the writes.
+    pub(crate) leadership: Leadership,
 }
 
 impl Binder {
@@ -112,84 +99,66 @@ impl Binder {
         }
     }
 
-    /// The leadership of this replica, which allows the writes.
-    pub fn leadership(&self) -> &Leadership {
-        &self.leadership
-    }
-
-    /// The longest time that a bind may take as a whole.
-    pub fn timeout(&self) -> Duration {
-        self.timeout
-    }
-
     /// Writes a binding. Reads the pod if the answer leaves the outcome open and there is time left.
-    pub async fn bind(&self, binding: &PodBinding, deadline: Instant) -> BindOutcome {
-        let posted = self.post_until(binding, deadline).await;
-        let was_sent = !matches!(posted, Err(PostError::Withheld));
-        if was_sent && self.leadership.is_overdue(Instant::now().into_std()) {
+    pub(crate) async fn bind(&self, binding: &PodBinding, deadline: Instant) -> BindOutcome {
+        let Some(posted) = self.post_until(binding, deadline).await else {
+            let text = "nothing is sent: this replica may not lead until the binding is written";
+            return BindOutcome::Refused(text.to_owned());
+        };
+        if self.leadership.is_overdue(Instant::now().into_std()) {
             let (namespace, pod, node) = (&binding.pod.namespace, &binding.pod.name, &binding.node);
             // The write cannot be taken back; the metric and this line are all that can be done.
             error!(%namespace, %pod, %node, "the lease ended while a binding was on its way: another replica may not know of it");
         }
-        match posted {
-            Ok(answer) => {
-                if is_refusal(answer.status) {
-                    self.leadership.note_bind_refused();
-                }
-                self.outcome_of(binding, &answer, deadline).await
-            }
-            Err(PostError::NoAnswer(message)) => {
-                let is_final = false;
-                self.resolve(binding, message, is_final, deadline).await
-            }
-            Err(PostError::Withheld) => BindOutcome::Refused(
-                "nothing is sent: this replica may not lead until the binding is written".to_owned(),
-            ),
+        let answer = match posted {
+            Ok(answer) => answer,
+            Err(message) => return self.resolve(binding, message, false, deadline).await,
+        };
+        let (status, message) = (answer.status, answer.message());
+        if is_refusal(status) {
+            self.leadership.note_bind_refused();
         }
-    }
-
-    /// Sends the binding until the API server is not too busy, or time is up.
-    async fn post_until(&self, binding: &PodBinding, deadline: Instant) -> Result<Answer, PostError> {
-        loop {
-            // Checked right before the write, which the API server gives up after the timeout in its path.
-            let now = Instant::now().into_std();
-            if !self.leadership.covers(now, deadline.into_std()) {
-                return Err(PostError::Withheld);
-            }
-            let Ok(answer) = timeout_at(deadline, self.post(binding)).await else {
-                let message = format!("no answer from the API server within {:?}", self.timeout);
-                return Err(PostError::NoAnswer(message));
-            };
-            let answer = answer.map_err(PostError::NoAnswer)?;
-            // A busy API server has written nothing, so sending again is safe.
-            if answer.status != StatusCode::TOO_MANY_REQUESTS {
-                return Ok(answer);
-            }
-            match Instant::now().checked_add(answer.retry_after.unwrap_or(BUSY_PAUSE)) {
-                Some(again) if again < deadline => sleep_until(again).await,
-                _ => return Ok(answer),
-            }
-        }
-    }
-
-    /// The outcome of a binding by the answer of the API server; if the status leaves it open, the pod is read.
-    async fn outcome_of(&self, binding: &PodBinding, answer: &Answer, deadline: Instant) -> BindOutcome {
-        let message = answer.message();
-        match answer.status {
+        match status {
             status if status.is_success() => BindOutcome::Bound,
             // Flow control, the limit of requests in flight and admission webhooks answer 429, all of them before a write.
             StatusCode::TOO_MANY_REQUESTS => BindOutcome::Busy(message),
             // The pod has a node, is another one, is being deleted or has gates: this write was not carried out, but an earlier
             // one may have been.
-            StatusCode::CONFLICT => {
-                let is_final = true;
-                self.resolve(binding, message, is_final, deadline).await
-            }
+            StatusCode::CONFLICT => self.resolve(binding, message, true, deadline).await,
             status if status == StatusCode::REQUEST_TIMEOUT || status.is_server_error() => {
-                let is_final = false;
-                self.resolve(binding, message, is_final, deadline).await
+                self.resolve(binding, message, false, deadline).await
             }
             _ => BindOutcome::Refused(message),
+        }
+    }
+
+    /// Sends the binding until the API server is not too busy, or time is up. `None` if nothing was sent, as the lease may end
+    /// before the binding is written; after an error the binding may have been written.
+    async fn post_until(&self, binding: &PodBinding, deadline: Instant) -> Option<Result<Answer, String>> {
+        loop {
+            // Checked right before the write, which the API server gives up after the timeout in its path.
+            if !self
+                .leadership
+                .covers(Instant::now().into_std(), deadline.into_std())
+            {
+                return None;
+            }
+            let answer = match timeout_at(deadline, self.post(binding)).await {
+                Ok(Ok(answer)) => answer,
+                Ok(Err(message)) => return Some(Err(message)),
+                Err(_) => {
+                    let message = format!("no answer from the API server within {:?}", self.timeout);
+                    return Some(Err(message));
+                }
+            };
+            // A busy API server has written nothing, so sending again is safe.
+            if answer.status != StatusCode::TOO_MANY_REQUESTS {
+                return Some(Ok(answer));
+            }
+            match Instant::now().checked_add(answer.retry_after.unwrap_or(BUSY_PAUSE)) {
+                Some(again) if again < deadline => sleep_until(again).await,
+                _ => return Some(Ok(answer)),
+            }
         }
     }
 
@@ -239,11 +208,8 @@ impl Binder {
         send_as(&self.client, Method::POST, &path, "application/json", Some(&body)).await
     }
 
-    /// Reads the state of a pod.
-    ///
-    /// # Errors
-    /// The reason for which the pod cannot be read, for people.
-    pub async fn find(&self, pod: &PodId) -> Result<PodLookup, String> {
+    /// Reads the state of a pod. An error is for people.
+    pub(crate) async fn find(&self, pod: &PodId) -> Result<PodLookup, String> {
         let found = self.get(pod).await?;
         // A pod of the same name with another UID is a successor.
         let Some(found) = found.filter(|found| found.uid() == pod.uid) else {
@@ -258,11 +224,8 @@ impl Binder {
         })
     }
 
-    /// Reads a pod by its name, whatever its UID; `None` if there is no pod of that name.
-    ///
-    /// # Errors
-    /// The reason for which the pod cannot be read, for people.
-    pub async fn get(&self, pod: &PodId) -> Result<Option<proto::pod::Pod>, String> {
+    /// Reads a pod by its name, whatever its UID; `None` if there is no pod of that name. An error is for people.
+    pub(crate) async fn get(&self, pod: &PodId) -> Result<Option<proto::pod::Pod>, String> {
         let answer = send(&self.client, Method::GET, &pod_path(pod), None).await?;
         if answer.status == StatusCode::NOT_FOUND {
             return Ok(None);
@@ -270,23 +233,17 @@ impl Binder {
         if !answer.status.is_success() {
             return Err(answer.message());
         }
-        match serde_json::from_slice(&answer.body) {
-            Ok(pod) => Ok(Some(pod)),
-            Err(error) => Err(format!("cannot read the API server's answer: {error}")),
-        }
+        let pod = serde_json::from_slice(&answer.body);
+        pod.map_err(|error| format!("cannot read the API server's answer: {error}"))
     }
 }
 
-/// The path of a pod at the API server.
 pub(crate) fn pod_path(pod: &PodId) -> String {
     format!("/api/v1/namespaces/{}/pods/{}", pod.namespace, pod.name)
 }
 
 impl PodId {
     /// Checks that these are a valid namespace, name and UID: they come from a request, and become part of a path.
-    ///
-    /// # Errors
-    /// A text with the namespace, name and UID.
     pub fn check(&self) -> Result<(), String> {
         let Self { namespace, name, uid } = self;
         if is_pod_identity(uid, namespace, name) {
@@ -311,7 +268,6 @@ fn is_name(text: &str, max_length: usize) -> bool {
     (1..=max_length).contains(&text.len()) && text.bytes().all(is_legal) && !text.starts_with('.')
 }
 
-/// Returns true if the text can be the UID of a pod.
 fn is_uid(text: &str) -> bool {
     let is_legal = |b: u8| b.is_ascii_alphanumeric() || b"-_.:".contains(&b);
     (1..=MAX_UID).contains(&text.len()) && text.bytes().all(is_legal)

@@ -1,11 +1,11 @@
 //! The scheduler's own certificates: created, kept in one Secret, renewed, and published to the API server.
 //!
 //! Every replica runs a [`Keeper`]. The replicas agree because each writes the Secret only over the version that it has read.
-//! [`material`] decides what is due. Certificates in files that an operator renews are in [`files`].
+//! `material` decides what is due. Certificates in files that an operator renews are in [`files`].
 
 pub mod files;
 pub mod issue;
-pub mod material;
+mod material;
 pub mod metrics;
 pub mod server_tls;
 
@@ -17,7 +17,6 @@ use daemon::http_server::CurrentTls;
 use http::{Method, Request, header};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::PostParams;
 use kube::{Api, Client};
 use serde_json::{Value, json};
@@ -29,10 +28,10 @@ use server_tls::{Clients, ServerTls};
 
 /// Pause between two reads of the Secret and the webhook configurations.
 const INTERVAL: Duration = Duration::from_secs(30);
-/// Pause after a failed request.
 const RETRY_PAUSE: Duration = Duration::from_secs(3);
-/// Most attempts to write the Secret while other writers change it.
 const MAX_ATTEMPTS: usize = 5;
+/// Names in paths of the two kinds of webhook configurations.
+const KINDS: [&str; 2] = ["mutatingwebhookconfigurations", "validatingwebhookconfigurations"];
 
 /// The settings of the certificates, and of the Secret that holds them.
 #[derive(Clone, Debug)]
@@ -104,25 +103,18 @@ impl Keeper {
 
     /// Renews the certificates that are due, gives them to the servers, and writes the authorities into the webhook
     /// configurations.
-    ///
-    /// # Errors
-    /// The Secret cannot be read, parsed or written, or a webhook configuration cannot be written.
     pub async fn reconcile(&mut self, now: SystemTime) -> anyhow::Result<()> {
         let material = self.read_or_renew(now).await?;
         // Another replica may have renewed the certificates since the last reconciliation.
-        let is_new = self
-            .in_use
-            .as_ref()
-            .is_none_or(|in_use| in_use.data() != material.data());
-        if is_new {
+        let in_use = self.in_use.as_ref();
+        if in_use.is_none_or(|in_use| in_use.data() != material.data()) {
             for server in &mut self.servers {
-                server.use_material(&material)?;
-                server.show_ends(&self.metrics);
+                server.use_material(&material, &self.metrics)?;
             }
             self.metrics.show_secret(&material);
             // The first content after the start is no rotation.
             if self.in_use.replace(material).is_some() {
-                self.metrics.count_rotation();
+                self.metrics.rotations.inc();
             }
         }
         self.reload_authorities();
@@ -138,24 +130,18 @@ impl Keeper {
     /// again later.
     fn reload_authorities(&mut self) {
         let Some(material) = &self.in_use else { return };
-        for server in self
-            .servers
-            .iter_mut()
-            .filter(|server| server.has_new_authorities())
-        {
-            match server.use_material(material) {
+        for server in &mut self.servers {
+            if !server.has_new_authorities() {
+                continue;
+            }
+            match server.use_material(material, &self.metrics) {
                 Ok(()) => {
-                    server.show_ends(&self.metrics);
-                    info!(
-                        "client authorities have changed; new connections are checked against the new ones"
-                    );
+                    info!("client authorities have changed; new connections are checked against the new ones")
                 }
-                Err(error) => {
-                    warn!(
-                        error = format!("{error:#}"),
-                        "changed client authorities cannot be used; the old ones stay in use"
-                    );
-                }
+                Err(error) => warn!(
+                    error = format!("{error:#}"),
+                    "changed client authorities cannot be used; the old ones stay in use"
+                ),
             }
         }
     }
@@ -165,10 +151,8 @@ impl Keeper {
     async fn read_or_renew(&self, now: SystemTime) -> anyhow::Result<Material> {
         let api: Api<Secret> = Api::namespaced(self.client.clone(), &self.settings.namespace);
         for _ in 0..MAX_ATTEMPTS {
-            let found = api
-                .get_opt(&self.settings.secret)
-                .await
-                .context("cannot read the Secret")?;
+            let found = api.get_opt(&self.settings.secret).await;
+            let found = found.context("cannot read the Secret")?;
             let data = found
                 .as_ref()
                 .and_then(|secret| secret.data.clone())
@@ -203,27 +187,18 @@ impl Keeper {
         found: Option<Secret>,
         data: BTreeMap<String, ByteString>,
     ) -> anyhow::Result<bool> {
+        let (name, params) = (&self.settings.secret, PostParams::default());
         let written = if let Some(mut secret) = found {
             secret.data = Some(data);
             // With the resource version that was read, so the API server refuses a write over a newer one.
-            api.replace(&self.settings.secret, &PostParams::default(), &secret)
-                .await
+            api.replace(name, &params, &secret).await
         } else {
-            let metadata = ObjectMeta {
-                name: Some(self.settings.secret.clone()),
-                namespace: Some(self.settings.namespace.clone()),
-                labels: Some([("app.kubernetes.io/part-of".to_owned(), "gpushare".to_owned())].into()),
-                ..ObjectMeta::default()
-            };
-            api.create(
-                &PostParams::default(),
-                &Secret {
-                    metadata,
-                    data: Some(data),
-                    ..Secret::default()
-                },
-            )
-            .await
+            let mut secret = Secret::default();
+            secret.metadata.name = Some(name.clone());
+            secret.metadata.labels =
+                Some([("app.kubernetes.io/part-of".to_owned(), "gpushare".to_owned())].into());
+            secret.data = Some(data);
+            api.create(&params, &secret).await
         };
         match written {
             Ok(_) => Ok(true),
@@ -247,17 +222,12 @@ impl Keeper {
     }
 }
 
-/// Path of the API group of webhook configurations.
-const PATH: &str = "/apis/admissionregistration.k8s.io/v1";
-/// Names in paths of the two kinds of webhook configurations.
-const KINDS: [&str; 2] = ["mutatingwebhookconfigurations", "validatingwebhookconfigurations"];
-
 /// Writes these authorities (PEM) into those webhook configurations of this name that exist.
 async fn publish(client: &Client, name: &str, authorities: &str) -> anyhow::Result<()> {
     let bundle = json!(ByteString(authorities.as_bytes().to_vec()));
     // The API server trusts old and new authorities together, so the order of the two writes does not matter.
     for kind in KINDS {
-        let path = format!("{PATH}/{kind}/{name}");
+        let path = format!("/apis/admissionregistration.k8s.io/v1/{kind}/{name}");
         let object = || format!("{kind} {name}");
         let configuration: Value = match client.request(Request::get(&path).body(Vec::new())?).await {
             Ok(configuration) => configuration,

@@ -21,7 +21,7 @@ mod recheck;
 pub mod requeue;
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use axum::Router;
 use axum::body::Body;
@@ -34,6 +34,8 @@ use daemon::metrics_text::MetricsText;
 use http::{Request, StatusCode, header};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use kube::Client;
+use parking_lot::{Mutex, MutexGuard};
+use proto::extender::ExtenderFilterResult;
 use proto::read_api::FilterClient;
 use rustc_hash::FxHashSet;
 use serde::Serialize;
@@ -52,12 +54,11 @@ use bind_limiter::BindLimiter;
 use daemon::http_server::ClientCertificate;
 use daemon::log_limit::LogLimit;
 use filter_clients::FilterClients;
-use inspect::ViewLimits;
+use inspect::MAX_VIEWS;
 use name_lists::NameLists;
 use pod_memory::PodMemory;
 pub(crate) use preempt::{begin_hold, end_hold, is_outranked, promised_to_others};
 
-/// Limits the lines of the log about refused requests.
 static REFUSED_REQUESTS: LogLimit = LogLimit::new();
 
 /// The state and configuration of all verbs and views.
@@ -66,7 +67,6 @@ pub struct Extender {
     index: Shared<Index>,
     /// State of pods from one request to the next. A function that locks both this and the index locks the index first.
     memory: Mutex<PodMemory>,
-    /// Lists of node names that requests repeat.
     name_lists: NameLists,
     metrics: Metrics,
     binder: Binder,
@@ -82,35 +82,31 @@ pub struct Extender {
     /// The settings of the server, such as the limits of one request.
     serving: Serving,
     /// The webhooks' rules, which filters apply too: a cluster may have no webhooks.
-    rules: Rules,
-    answer_nodes: AnswerNodes,
-    misfit_nodes: MisfitNodes,
-    /// True if filters note the pods for which room may be made.
-    makes_room: bool,
-    /// True if the leader evicts pods to make room, and so takes over the rooms of an earlier leader.
-    evicts_for_room: bool,
-    access: Access,
-    view_limits: ViewLimits,
+    pub rules: Rules,
+    /// The number of nodes in the results of `filter`.
+    pub answer_nodes: AnswerNodes,
+    /// The form in which `filter` reports nodes without room.
+    pub misfit_nodes: MisfitNodes,
+    /// True if the leader evicts pods to make room, and so takes over the rooms of an earlier leader; false if it only reports
+    /// them. `None` if filters do not note the pods for which room may be made.
+    pub evicts_for_room: Option<bool>,
+    pub(crate) access: Access,
+    /// One permit for each answer of `inspect`, until the client has taken its last byte.
+    views: Arc<Semaphore>,
+    /// One permit, for the view that is made into JSON: views take at most one core from filters.
+    rendering: Semaphore,
     filter_clients: FilterClients,
 }
 
 /// A request that gets an HTTP error.
 #[derive(Debug, thiserror::Error)]
 pub enum RequestError {
-    /// The body is not a request of the verb.
-    #[error("{verb} request: {reason}")]
-    Malformed {
-        /// The verb.
-        verb: &'static str,
-        /// The problem and its place.
-        reason: String,
-    },
-    /// The body is larger than configured.
-    #[error("the request's body is larger than {limit} bytes; send node names only (nodeCacheCapable)")]
-    TooLarge {
-        /// The largest size, in bytes.
-        limit: usize,
-    },
+    /// The body is not a request of this verb, for this reason.
+    #[error("{0} request: {1}")]
+    Malformed(&'static str, String),
+    /// The body is larger than this number of bytes.
+    #[error("the request's body is larger than {0} bytes; send node names only (nodeCacheCapable)")]
+    TooLarge(usize),
     /// The body broke off, or took too long.
     #[error("the request's body did not arrive: {0}")]
     Broken(String),
@@ -128,17 +124,14 @@ pub enum RequestError {
 impl RequestError {
     /// The error for a request of this verb whose body cannot be used.
     fn malformed(verb: &'static str, reason: &impl fmt::Display) -> Self {
-        Self::Malformed {
-            verb,
-            reason: shorten(&reason.to_string()),
-        }
+        Self::Malformed(verb, shorten(&reason.to_string()))
     }
 
     /// The HTTP status of the answer, and the outcome that metrics count.
     fn outcome(&self) -> (StatusCode, Ending) {
         match self {
-            Self::Malformed { .. } => (StatusCode::BAD_REQUEST, Ending::Malformed),
-            Self::TooLarge { .. } => (StatusCode::PAYLOAD_TOO_LARGE, Ending::Malformed),
+            Self::Malformed(..) => (StatusCode::BAD_REQUEST, Ending::Malformed),
+            Self::TooLarge(_) => (StatusCode::PAYLOAD_TOO_LARGE, Ending::Malformed),
             Self::Broken(_) => (StatusCode::REQUEST_TIMEOUT, Ending::Malformed),
             Self::NoCertificate => (StatusCode::FORBIDDEN, Ending::Malformed),
             Self::NotReady(_) => (StatusCode::SERVICE_UNAVAILABLE, Ending::NotReady),
@@ -175,64 +168,24 @@ impl Extender {
             rules: Rules::default(),
             answer_nodes: AnswerNodes::default(),
             misfit_nodes: MisfitNodes::default(),
-            makes_room: false,
-            evicts_for_room: false,
+            evicts_for_room: None,
             access: Access::new(serving.demands_certificates()),
-            view_limits: ViewLimits::default(),
+            views: Arc::new(Semaphore::new(MAX_VIEWS)),
+            rendering: Semaphore::new(1),
             filter_clients: FilterClients::default(),
         }
     }
 
     /// Lets bearer tokens that this API server accepts read the views, besides client certificates.
     #[must_use]
-    pub fn with_token_reviews(self, client: Client) -> Self {
-        Self {
-            access: self.access.with_reviews(client),
-            ..self
-        }
-    }
-
-    /// Sets the webhooks' rules on containers that choose their devices themselves, which filters apply too.
-    #[must_use]
-    pub fn with_rules(self, rules: Rules) -> Self {
-        Self { rules, ..self }
-    }
-
-    /// Sets the number of nodes in the results of `filter`.
-    #[must_use]
-    pub fn with_answer_nodes(self, answer_nodes: AnswerNodes) -> Self {
-        Self { answer_nodes, ..self }
-    }
-
-    /// Sets the form in which `filter` reports nodes without room.
-    #[must_use]
-    pub fn with_misfit_nodes(self, misfit_nodes: MisfitNodes) -> Self {
-        Self { misfit_nodes, ..self }
-    }
-
-    /// Lets filters note the pods for which room may be made; `evicts` is true if the leader evicts pods for them.
-    #[must_use]
-    pub fn making_room(self, evicts: bool) -> Self {
-        Self {
-            makes_room: true,
-            evicts_for_room: evicts,
-            ..self
-        }
-    }
-
-    /// Returns true if filters note the pods for which room may be made.
-    pub(crate) const fn makes_room(&self) -> bool {
-        self.makes_room
+    pub fn with_token_reviews(mut self, client: Client) -> Self {
+        self.access.client = Some(client);
+        self
     }
 
     /// The state that requests are answered from.
     pub fn index(&self) -> &Shared<Index> {
         &self.index
-    }
-
-    /// The check of a client's right to read the views.
-    pub(crate) fn access(&self) -> &Access {
-        &self.access
     }
 
     /// The number of filter requests so far, and the latest clients that have sent them.
@@ -247,13 +200,11 @@ impl Extender {
 
     /// State of pods from one request to the next. A function that needs the index too locks that first.
     pub(crate) fn memory(&self) -> MutexGuard<'_, PodMemory> {
-        // A panic ends the process in release builds, so that only tests meet a poisoned lock.
-        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+        self.memory.lock()
     }
 
-    /// The permission of this replica to decide.
     pub(crate) fn leadership(&self) -> &Leadership {
-        self.binder.leadership()
+        &self.binder.leadership
     }
 
     /// Returns an error unless this replica leads, and closes all connections then: their clients connect again, to the leader.
@@ -290,11 +241,11 @@ impl Extender {
         let length = request.headers().get(header::CONTENT_LENGTH);
         let length = length.and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
         if length.is_some_and(|length| length > limit) {
-            return Err(RequestError::TooLarge { limit });
+            return Err(RequestError::TooLarge(limit));
         }
         match tokio::time::timeout(read_timeout, Limited::new(request.into_body(), limit).collect()).await {
             Ok(Ok(body)) => Ok(body.to_bytes()),
-            Ok(Err(error)) if error.is::<LengthLimitError>() => Err(RequestError::TooLarge { limit }),
+            Ok(Err(error)) if error.is::<LengthLimitError>() => Err(RequestError::TooLarge(limit)),
             Ok(Err(error)) => Err(RequestError::Broken(error.to_string())),
             Err(_) => Err(RequestError::Broken(format!(
                 "it took longer than {read_timeout:?}"
@@ -303,7 +254,6 @@ impl Extender {
     }
 }
 
-/// An answer as JSON.
 pub(crate) fn json(answer: &impl Serialize) -> Vec<u8> {
     // Structs of texts and numbers always serialize.
     serde_json::to_vec(answer).unwrap_or_default()
@@ -345,7 +295,11 @@ async fn receive_filter(State(extender): State<Arc<Extender>>, request: Request<
         // An error within the result has kube-scheduler try the pod again.
         Err(RequestError::NotLeading(reason)) => {
             timer.ending = Ending::NotLeading;
-            Ok(filter::error_result(reason))
+            let error = reason.to_string();
+            Ok(json(&ExtenderFilterResult {
+                error,
+                ..ExtenderFilterResult::default()
+            }))
         }
         answer => answer,
     };
@@ -381,7 +335,7 @@ async fn answer_if_leading(
 /// Receives a bind request, and binds nothing after the deadline, which counts from the arrival of the request.
 async fn receive_bind(State(extender): State<Arc<Extender>>, request: Request<Body>) -> Response {
     // The time that the body takes counts too: kube-scheduler's own timeout runs already.
-    let deadline = tokio::time::Instant::now() + extender.binder.timeout();
+    let deadline = tokio::time::Instant::now() + extender.binder.timeout;
     let body = extender.read_body(request).await;
     let mut timer = extender.metrics.time(Verb::Bind);
     let answer = match body {

@@ -1,7 +1,8 @@
 //! Locks by key: one holder of each key at a time.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 use tokio::sync::OwnedMutexGuard;
 
@@ -23,7 +24,7 @@ pub(crate) struct KeyGuard<'a, T = ()> {
 impl<T: Default> KeyedLock<T> {
     /// Waits until the lock of this key is free, and takes it. The first use of a key adds its entry.
     pub(crate) async fn lock(&self, key: &str) -> KeyGuard<'_, T> {
-        let lock = Arc::clone(self.entries().entry(key.into()).or_default());
+        let lock = Arc::clone(self.0.lock().entry(key.into()).or_default());
         // Made before the wait, so that its drop removes the entry even if the wait is given up.
         let mut guard = KeyGuard {
             locks: self,
@@ -39,13 +40,7 @@ impl<T> KeyedLock<T> {
     /// The number of tasks that hold the lock of a key or wait for it.
     pub(crate) fn n_users(&self, key: &str) -> usize {
         // The entry has one reference, each of the tasks another.
-        self.entries()
-            .get(key)
-            .map_or(0, |lock| Arc::strong_count(lock) - 1)
-    }
-
-    fn entries(&self) -> MutexGuard<'_, Locks<T>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().get(key).map_or(1, Arc::strong_count) - 1
     }
 }
 
@@ -59,13 +54,10 @@ impl<T> KeyGuard<'_, T> {
 impl<T> Drop for KeyGuard<'_, T> {
     /// Releases the lock, and removes the entry of its key if no other task waits for it.
     fn drop(&mut self) {
-        let mut entries = self.locks.entries();
+        let mut entries = self.locks.0.lock();
         self.guard.take();
         // Each task that waits for the lock has a reference of its own.
-        if entries
-            .get(&self.key)
-            .is_some_and(|lock| Arc::strong_count(lock) == 1)
-        {
+        if entries.get(&self.key).map(Arc::strong_count) == Some(1) {
             entries.remove(&self.key);
         }
     }
@@ -88,9 +80,9 @@ mod tests {
         assert!(poll!(second.as_mut()).is_pending());
         drop(first);
         let second = second.await;
-        assert_eq!(locks.entries().len(), 2);
+        assert_eq!(locks.0.lock().len(), 2);
         drop((second, other));
-        assert_eq!(locks.entries().len(), 0);
+        assert_eq!(locks.0.lock().len(), 0);
     }
 
     #[tokio::test]
@@ -101,6 +93,6 @@ mod tests {
         assert!(poll!(second.as_mut()).is_pending());
         drop(first);
         drop(second);
-        assert_eq!(locks.entries().len(), 0);
+        assert_eq!(locks.0.lock().len(), 0);
     }
 }

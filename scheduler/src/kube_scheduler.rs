@@ -74,22 +74,11 @@ impl Shortage {
 impl NodeRefusal {
     /// Returns true if the end of pods on the node could end the refusal.
     pub fn is_lack_of_room(&self) -> bool {
-        match self {
-            Self::Insufficient(shortages) => !shortages.iter().any(Shortage::is_lasting),
-            Self::NotNamed
-            | Self::AffinityConflict
-            | Self::Unschedulable
-            | Self::OtherNode
-            | Self::Taint(_)
-            | Self::Affinity => false,
-        }
+        matches!(self, Self::Insufficient(shortages) if !shortages.iter().any(Shortage::is_lasting))
     }
 }
 
-/// Compares a pod with a node on which pods request `requested`.
-///
-/// # Errors
-/// The refusal of the first check that fails.
+/// Compares a pod with a node on which pods request `requested`; the error is the refusal of the first check that fails.
 pub fn check(pod: &PodRules, node: &NodeFacts, requested: &RequestSums) -> Result<(), NodeRefusal> {
     if let Some(refusal) = obstacles(pod, node).into_iter().next() {
         return Err(refusal);

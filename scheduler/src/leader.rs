@@ -2,27 +2,29 @@
 //!
 //! [`Leadership`] is the state that requests check: this replica leads, its Lease is valid for long enough, and it has seen
 //! the writes of the previous leader. It compares times itself, so a term ends on time even if the elector's task is late.
-//! [`election`] and [`kube_scheduler_lease`] decide which replica leads; [`elector`] carries their decisions out.
+//! `election` and `kube_scheduler_lease` decide which replica leads; [`elector`] carries their decisions out.
 
-pub mod election;
+pub(crate) mod election;
 pub mod elector;
 mod fence;
-pub mod kube_scheduler_lease;
+mod kube_scheduler_lease;
 mod label;
 mod lease;
-pub mod version_check;
+pub(crate) mod version_check;
 pub mod watch_barrier;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use daemon::events::Subject;
+use parking_lot::{Mutex, MutexGuard};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
+use proto::read_api::PodName;
 use tokio::sync::{Notify, watch};
 
 pub use election::BIND_TIMEOUT;
@@ -42,24 +44,14 @@ pub(crate) fn now() -> Instant {
     tokio::time::Instant::now().into_std()
 }
 
-/// The namespace and name of a pod.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PodName {
-    /// The namespace of the pod.
-    pub namespace: String,
-    /// The name of the pod.
-    pub name: String,
-}
-
-impl From<&PodName> for Subject {
-    fn from(pod: &PodName) -> Self {
-        Self {
-            kind: "Pod",
-            namespace: pod.namespace.clone(),
-            name: pod.name.clone(),
-            // Events need no UID, and a replica knows its own pod by name alone.
-            uid: String::new(),
-        }
+/// This replica's own pod as the subject of an event.
+fn subject(pod: &PodName) -> Subject {
+    Subject {
+        kind: "Pod",
+        namespace: pod.namespace.clone(),
+        name: pod.name.clone(),
+        // Events need no UID, and a replica knows its own pod by name alone.
+        uid: String::new(),
     }
 }
 
@@ -101,9 +93,8 @@ struct LeadershipState {
     role: Role,
     /// True once the watch of pods has shown all writes of the previous leader.
     is_taken_over: bool,
-    /// True if this replica's pod may have the leader label.
     may_have_label: bool,
-    /// The reason for which the API server refuses the bindings of this replica although it leads; `None` while it accepts them.
+    /// See [`Leadership::refused`].
     refused: Option<String>,
 }
 
@@ -165,21 +156,15 @@ impl Leadership {
     }
 
     fn state(&self) -> MutexGuard<'_, LeadershipState> {
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.state.lock()
     }
 
     /// Checks that this replica decides now, so that it may answer filter requests.
-    ///
-    /// # Errors
-    /// The reason for which it may not.
     pub fn check(&self, now: Instant) -> Result<(), NotLeading> {
         self.state().check(now)
     }
 
     /// Begins a bind, which lasts until the result is dropped.
-    ///
-    /// # Errors
-    /// The reason for which this replica may not bind.
     pub fn begin_bind(&self, now: Instant) -> Result<BindInWork, NotLeading> {
         let state = self.state();
         state.check(now)?;
@@ -308,11 +293,8 @@ impl Leadership {
 
     /// Registers the metrics of leader election.
     pub fn register(&self, registry: &mut Registry) {
-        registry.register(
-            "leader_transitions",
-            "How often this replica began or ceased to lead",
-            self.0.transitions.clone(),
-        );
+        let help = "How often this replica began or ceased to lead";
+        registry.register("leader_transitions", help, self.0.transitions.clone());
         let help = "Bindings that the API server answered when the lease they were sent under had ended";
         registry.register("overdue_bindings", help, self.0.overdue.clone());
         registry.register_collector(Box::new(Gauges(self.clone())));
@@ -345,19 +327,14 @@ struct Gauges(Leadership);
 impl Collector for Gauges {
     /// Writes whether this replica leads, and whether the API server refuses its bindings.
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
-        let gauges = [
-            (
-                "is_leader",
-                "Whether this replica decides: 1 for the leader, and for a replica without others",
-                self.0.is_leading(),
-            ),
-            (
-                "leader_refused",
-                "Whether the API server refuses the bindings of this replica although it holds the Lease",
-                self.0.refused().is_some(),
-            ),
-        ];
-        for (name, help, value) in gauges {
+        let decides = "Whether this replica decides: 1 for the leader, and for a replica without others";
+        let refuses =
+            "Whether the API server refuses the bindings of this replica although it holds the Lease";
+        let (is_leading, is_refused) = (self.0.is_leading(), self.0.refused().is_some());
+        for (name, help, value) in [
+            ("is_leader", decides, is_leading),
+            ("leader_refused", refuses, is_refused),
+        ] {
             let metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
             ConstGauge::new(i64::from(value)).encode(metric)?;
         }

@@ -113,7 +113,7 @@ struct NextPod {
 /// The last answer about a waiting pod, or the reason for which no room is made for it, in a sentence for people; `None` if no
 /// room is made for any pod, or another replica leads.
 pub(crate) fn answer_about(extender: &Extender, uid: &str) -> Option<String> {
-    if !extender.makes_room() || extender.leadership().check(now()).is_err() {
+    if extender.evicts_for_room.is_none() || extender.leadership().check(now()).is_err() {
         return None;
     }
     let index = extender.index().read();

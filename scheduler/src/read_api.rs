@@ -186,7 +186,7 @@ impl ReadApi {
     /// # Errors
     /// The user of the token may not read the views, or the API server does not answer.
     async fn viewer_with_token(&self, headers: &HeaderMap) -> Result<Viewer, Denied> {
-        let access = self.extender.access();
+        let access = &self.extender.access;
         access.authorize(headers).await?;
         let names = if access.may_list_pods(headers, None).await {
             SeenNames::All

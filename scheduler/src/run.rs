@@ -8,8 +8,10 @@
 mod leader;
 mod tls;
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
+use axum::Router;
 use daemon::api_server::Connection;
 use daemon::events;
 use daemon::http_server::{CurrentTls, HttpServer, listen};
@@ -33,7 +35,7 @@ use crate::admission::server::Webhooks;
 use crate::bind::Binder;
 use crate::certificates::issue::{CertificateOrder, issue};
 use crate::closing_events;
-use crate::config::{Args, Command, Config, PREFIX, Serving};
+use crate::config::{Args, Command, Config, PREFIX};
 use crate::extender::pod_memory::sweep_memory;
 use crate::extender::{Extender, bind, health_router, requeue, router};
 use crate::index::{Index, RawDevice, Shared};
@@ -81,10 +83,9 @@ async fn execute(command: Command, client: Client, secret: String) -> anyhow::Re
         name,
         lifetime,
     } = command;
-    let namespace = namespace.unwrap_or_else(|| client.default_namespace().to_owned());
     let order = CertificateOrder {
         secret,
-        namespace,
+        namespace: namespace.unwrap_or_else(|| client.default_namespace().to_owned()),
         name,
         lifetime,
     };
@@ -122,9 +123,8 @@ async fn serve_requests(config: Config, connection: Connection, mut process: Pro
     let read_api = Arc::new(read_api);
 
     // Health.
-    process
-        .serve_health(health_router(Arc::clone(&extender), metrics.clone()))
-        .await?;
+    let health = health_router(Arc::clone(&extender), metrics.clone());
+    process.serve_health(health).await?;
 
     // Watches.
     watch_objects(&connection, &index, &lags, &replica, &mut process.tasks);
@@ -135,10 +135,8 @@ async fn serve_requests(config: Config, connection: Connection, mut process: Pro
     let tasks = &mut process.tasks;
     let (recorder, writer) = events::recorder(&connection, "gpushare-scheduler", None);
     tasks.spawn("events", writer.run());
-    tasks.spawn(
-        "events about closed GPUs",
-        closing_events::record(index.clone(), replica.leadership.clone(), recorder.clone()),
-    );
+    let closing_events = closing_events::record(index.clone(), replica.leadership.clone(), recorder.clone());
+    tasks.spawn("events about closed GPUs", closing_events);
     tasks.spawn("workload model", next_model::keep_current(index.clone()));
     tasks.spawn("history", Arc::clone(&read_api).record_history());
     tasks.spawn(
@@ -151,81 +149,57 @@ async fn serve_requests(config: Config, connection: Connection, mut process: Pro
         let maker = RoomMaker::new(Arc::clone(&extender), writers, room_metrics, settings);
         tasks.spawn("room by evictions", maker.run());
     }
-    let room = Room::new(client, namespace);
-    tasks.spawn(
-        "announcements of room",
-        requeue::announce_room(Arc::clone(&extender), room),
-    );
+    let announcements = requeue::announce_room(Arc::clone(&extender), Room::new(client, namespace));
+    tasks.spawn("announcements of room", announcements);
 
     // Servers.
     let serving = &config.serving;
-    serve_webhooks(&config, webhooks, tls.webhooks, &mut process).await?;
-    serve_views(serving, &read_api, tls.extender.clone(), &mut process).await?;
+    if let Some((address, routes)) = webhooks {
+        let server = http_server(address, routes, WEBHOOK_CONNECTIONS, tls.webhooks).await?;
+        process.serve("webhooks", server);
+    }
+    if let Some(address) = serving.read_listen {
+        // A port-forward ends on the loopback address, which no other machine reaches and no certificate names.
+        let is_local = address.ip().to_canonical().is_loopback();
+        let tls = tls.extender.clone().filter(|_| !is_local);
+        let server = http_server(address, page::router(&read_api, !is_local), VIEW_CONNECTIONS, tls).await?;
+        process.serve("read API and page", server);
+    }
     let views = read_api::router(&read_api, PREFIX, serving.demands_certificates());
     let routes = router(extender, metrics).merge(views);
     let server = HttpServer {
-        tls: tls.extender,
         connection_resets,
-        ..HttpServer::new(listen(serving.listen).await?, routes, EXTENDER_CONNECTIONS)
+        ..http_server(serving.listen, routes, EXTENDER_CONNECTIONS, tls.extender).await?
     };
     process.serve("extender", server);
 
     // Farewell. The election begins last: a process that cannot listen on one of its addresses must not become the leader.
-    let farewell = replica.begin((connection.client, recorder), index, &mut process);
+    let misfit_nodes = config.scheduling.misfit_nodes;
+    let farewell = replica.begin((connection.client, recorder), index, misfit_nodes, &mut process);
     process.serve_until_signal(farewell).await
 }
 
-/// The webhooks and their metric; `None` if they are not configured.
-fn webhooks(config: &Config, index: &Shared<Index>, registry: &mut Registry) -> Option<Webhooks> {
-    let demands_certificate = config.admission.webhooks.as_ref()?.client_ca.is_some();
-    let rules = config.admission.rules.clone();
-    Some(Webhooks::new(rules, index.clone(), demands_certificate, registry))
+/// Address and routes of the webhooks, if they are configured; registers their metric.
+fn webhooks(config: &Config, index: &Shared<Index>, registry: &mut Registry) -> Option<(SocketAddr, Router)> {
+    let settings = config.admission.webhooks.as_ref()?;
+    let (rules, demands_certificate) = (config.admission.rules.clone(), settings.client_ca.is_some());
+    let webhooks = Webhooks::new(rules, index.clone(), demands_certificate, registry);
+    Some((
+        settings.listen,
+        admission::server::router(Arc::new(webhooks), PREFIX),
+    ))
 }
 
-/// Serves the webhooks, if they are configured.
-async fn serve_webhooks(
-    config: &Config,
-    webhooks: Option<Webhooks>,
+async fn http_server(
+    address: SocketAddr,
+    routes: Router,
+    most_connections: usize,
     tls: Option<CurrentTls>,
-    process: &mut Process,
-) -> anyhow::Result<()> {
-    let (Some(settings), Some(webhooks)) = (&config.admission.webhooks, webhooks) else {
-        return Ok(());
-    };
-    let routes = admission::server::router(Arc::new(webhooks), PREFIX);
-    let server = HttpServer {
-        tls,
-        ..HttpServer::new(listen(settings.listen).await?, routes, WEBHOOK_CONNECTIONS)
-    };
-    process.serve("webhooks", server);
-    Ok(())
+) -> anyhow::Result<HttpServer> {
+    let server = HttpServer::new(listen(address).await?, routes, most_connections);
+    Ok(HttpServer { tls, ..server })
 }
 
-/// Serves the page and the read API on an address of their own, if one is configured.
-async fn serve_views(
-    serving: &Serving,
-    api: &Arc<ReadApi>,
-    tls: Option<CurrentTls>,
-    process: &mut Process,
-) -> anyhow::Result<()> {
-    let Some(address) = serving.read_listen else {
-        return Ok(());
-    };
-    // A port-forward ends on the loopback address, which no other machine reaches and no certificate names.
-    let is_local = address.ip().to_canonical().is_loopback();
-    let server = HttpServer {
-        tls: tls.filter(|_| !is_local),
-        ..HttpServer::new(
-            listen(address).await?,
-            page::router(api, !is_local),
-            VIEW_CONNECTIONS,
-        )
-    };
-    process.serve("read API and page", server);
-    Ok(())
-}
-
-/// The extender with the settings of the flags.
 fn extender(
     config: &Config,
     client: &Client,
@@ -235,16 +209,12 @@ fn extender(
 ) -> Extender {
     let metrics = Metrics::register(registry, index.clone(), leadership);
     let binder = Binder::new(client.clone(), BIND_TIMEOUT, leadership.clone());
-    let extender = Extender::new(index.clone(), metrics, binder, &config.serving)
-        .with_token_reviews(client.clone())
-        .with_rules(config.admission.rules.clone())
-        .with_answer_nodes(config.scheduling.answer_nodes)
-        .with_misfit_nodes(config.scheduling.misfit_nodes);
-    if let Some(settings) = config.scheduling.make_room {
-        extender.making_room(settings.evicts)
-    } else {
-        extender
-    }
+    let mut extender = Extender::new(index.clone(), metrics, binder, &config.serving);
+    extender.rules = config.admission.rules.clone();
+    extender.answer_nodes = config.scheduling.answer_nodes;
+    extender.misfit_nodes = config.scheduling.misfit_nodes;
+    extender.evicts_for_room = config.scheduling.make_room.map(|settings| settings.evicts);
+    extender.with_token_reviews(client.clone())
 }
 
 /// The lags of the watches of nodes, devices and pods, on which decisions depend, shown in metrics.
@@ -269,19 +239,13 @@ fn watch_objects(
     let Connection { client, contact } = connection;
     // A cluster may withhold the right to watch budgets, so readiness does not wait for them, and no metric shows the lag of
     // their watch.
-    let budgets = watch(
-        "disruption budgets",
-        Api::<PodDisruptionBudget>::all(client.clone()),
-        contact,
-    );
+    let budgets = Api::<PodDisruptionBudget>::all(client.clone());
+    let budgets = watch("disruption budgets", budgets, contact);
     tasks.spawn("watch of disruption budgets", follow(budgets, index.clone()));
     let nodes = watch("nodes", Api::<Node>::all(of_nodes.observe(client)), contact);
     tasks.spawn("watch of nodes", follow(nodes, index.clone()));
-    let devices = watch(
-        "devices",
-        Api::<RawDevice>::all(of_devices.observe(client)),
-        contact,
-    );
+    let devices = Api::<RawDevice>::all(of_devices.observe(client));
+    let devices = watch("devices", devices, contact);
     tasks.spawn("watch of devices", follow(devices, index.clone()));
     let pods = watch("pods", Api::<Pod>::all(of_pods.observe(client)), contact);
     let (barrier, index) = (replica.barrier.clone(), index.clone());
@@ -293,13 +257,10 @@ fn watch_objects(
 fn watch_pod_groups(connection: &Connection, index: &Shared<Index>, states: &WatchStates, tasks: &mut Tasks) {
     let follow = |apis| pod_group_watch::follow(apis, connection.clone(), index.clone(), states.clone());
     tasks.spawn("watch of PodGroups", follow(&PodGroupApi::NATIVE));
-    tasks.spawn(
-        "watch of coscheduling's PodGroups",
-        follow(&[PodGroupApi::Coscheduling]),
-    );
+    let coscheduling = follow(&[PodGroupApi::Coscheduling]);
+    tasks.spawn("watch of coscheduling's PodGroups", coscheduling);
 }
 
-/// An empty index with the settings of the flags.
 fn index(config: &Config) -> Index {
     let scheduling = &config.scheduling;
     let index = Index::new(

@@ -19,7 +19,6 @@ use crate::kube_scheduler::{self, NodeRefusal, PodRules, RequestSums};
 /// The pod that is compared with nodes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asker<'a> {
-    /// The fields that kube-scheduler compares with nodes.
     pub(crate) rules: &'a PodRules,
     /// The devices that the pod requests, or the text of the rule that its request breaks on every node.
     pub(crate) demand: Result<&'a ResourceDemand<'a>, &'a str>,
@@ -50,10 +49,7 @@ impl Refusal {
     }
 }
 
-/// The first part of the verdict: kube-scheduler's own checks, nominated pods counted.
-///
-/// # Errors
-/// The check that fails first.
+/// The first part of the verdict: kube-scheduler's own checks, nominated pods counted. The error is the check that fails first.
 pub(crate) fn check_node(
     index: &Index,
     name: &str,
@@ -75,9 +71,6 @@ pub(crate) fn check_node(
 }
 
 /// The verdict on one of many nodes that are evaluated together; `batch` is `None` for a pod whose request breaks a rule.
-///
-/// # Errors
-/// The refusal of the part that decides.
 pub(crate) fn evaluate(
     index: &Index,
     name: &str,

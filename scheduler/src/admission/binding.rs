@@ -3,12 +3,10 @@
 //! A binding without devices of a pod that the index does not know is allowed: the pod requests no devices, or is newer than the
 //! watch. If it does request devices, the device plugin of its node refuses to start it, since none were chosen.
 
-use std::collections::BTreeMap;
-
+use k8s_openapi::api::core::v1::Binding;
 use proto::admission::{AdmissionRequest, Operation};
 use proto::record::DEVICE_ALLOCATED;
 use proto::request::Dialect;
-use serde::Deserialize;
 
 use super::{Refusal, Rules, Unreadable, Verdict, read};
 use crate::accounting::{ParsedRequest, PodFacts};
@@ -33,28 +31,6 @@ fn requests_vendor_gpus(facts: &PodFacts) -> bool {
     }
 }
 
-/// The fields of a `Binding` that the rules need.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct BindingObject {
-    metadata: BindingMetadata,
-    target: Target,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct Target {
-    name: String,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct BindingMetadata {
-    name: String,
-    namespace: String,
-    annotations: Option<BTreeMap<String, String>>,
-}
-
 /// Decides about the creation of a binding.
 pub(super) fn review(
     rules: &Rules,
@@ -69,24 +45,21 @@ pub(super) fn review(
     if binders.contains(user) {
         return Ok(Verdict::ALLOWED);
     }
-    let BindingObject { metadata, target } = read(request)?;
+    let Binding { metadata, target } = read(request)?;
     // A POST to /namespaces/NS/bindings names the pod only in the Binding object, one to /namespaces/NS/pods/NAME/binding in its
     // URL.
-    let namespace = if request.namespace.is_empty() {
-        &metadata.namespace
-    } else {
-        &request.namespace
+    let namespace = match request.namespace.as_str() {
+        "" => metadata.namespace.unwrap_or_default(),
+        namespace => namespace.to_owned(),
     };
-    let name = if request.name.is_empty() {
-        &metadata.name
-    } else {
-        &request.name
+    let name = match request.name.as_str() {
+        "" => metadata.name.unwrap_or_default(),
+        name => name.to_owned(),
     };
     // The API server writes the annotations of a binding into the pod.
-    let brings_devices = metadata
-        .annotations
-        .is_some_and(|annotations| annotations.contains_key(DEVICE_ALLOCATED));
-    if !brings_devices && !requests_devices(cluster, namespace, name, &target.name) {
+    let annotations = metadata.annotations.unwrap_or_default();
+    let node = target.name.unwrap_or_default();
+    if !annotations.contains_key(DEVICE_ALLOCATED) && !requests_devices(cluster, &namespace, &name, &node) {
         return Ok(Verdict::ALLOWED);
     }
     let message = format!(

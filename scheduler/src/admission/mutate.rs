@@ -26,26 +26,20 @@ pub(super) fn review(rules: &Rules, request: &AdmissionRequest) -> Result<Verdic
     }
     let pod: Pod = read(request)?;
     let object = request.object.clone().unwrap_or_default();
-    Ok(match mutate(rules, &pod, object) {
-        Ok((draft, warnings)) => Verdict::Allowed {
-            patch: draft.patch,
-            warnings,
-        },
-        Err(refusal) => Verdict::Refused(refusal),
-    })
+    Ok(Verdict::of(mutate(rules, &pod, object)))
 }
 
-/// Completes the device requests of a pod, and sets its scheduler; `object` is the pod with all its fields. Returns the changed
-/// pod with its patch, and the warnings for the user.
-fn mutate(rules: &Rules, pod: &Pod, object: Value) -> Result<(Draft, Vec<String>), Refusal> {
+/// Completes the device requests of a pod, and sets its scheduler; `object` is the pod with all its fields. Returns the patch,
+/// and the warnings for the user.
+fn mutate(rules: &Rules, pod: &Pod, object: Value) -> Result<(Vec<PatchOperation>, Vec<String>), Refusal> {
+    let kinds = RequestedKinds::of_pod(pod, &rules.names);
+    let sees_all = pod.annotation(ALL_DEVICES) == Some("true");
     let mut draft = Draft {
         object,
         patch: Vec::new(),
     };
-    let kinds = RequestedKinds::of_pod(pod, &rules.names);
-    let sees_all = pod.annotation(ALL_DEVICES) == Some("true");
     if is_mirror(pod) || (kinds.is_empty() && !sees_all) {
-        return Ok((draft, Vec::new()));
+        return Ok((draft.patch, Vec::new()));
     }
     validate::refuse_all_devices(rules, pod)?;
     for list in ["/spec/initContainers", "/spec/containers"] {
@@ -66,7 +60,7 @@ fn mutate(rules: &Rules, pod: &Pod, object: Value) -> Result<(Draft, Vec<String>
     }
     name_scheduler(&mut draft, rules.scheduler_name.as_deref());
     let warnings = remove_record(&mut draft);
-    Ok((draft, warnings))
+    Ok((draft.patch, warnings))
 }
 
 /// The JSON pointers to the limits and to the requests of the container at this JSON pointer.
@@ -170,7 +164,11 @@ fn name_scheduler(draft: &mut Draft, name: Option<&str>) {
 
 /// Returns true if a field is absent, or has one of these texts.
 fn is_one_of(field: Option<&Value>, texts: &[&str]) -> bool {
-    field.is_none_or(|value| value.as_str().is_some_and(|text| texts.contains(&text)))
+    match field {
+        None => true,
+        Some(Value::String(text)) => texts.contains(&&**text),
+        Some(_) => false,
+    }
 }
 
 /// Removes the annotations of the allocation record, which no user writes, and returns a warning for each.
@@ -198,18 +196,13 @@ struct Draft {
 impl Draft {
     /// A field by the JSON pointer of its parent and its name; `None` if it is absent or null.
     fn get(&self, parent: &str, key: &str) -> Option<&Value> {
-        self.object
-            .pointer(parent)?
-            .get(key)
-            .filter(|value| !value.is_null())
+        let field = self.object.pointer(parent)?.get(key);
+        field.filter(|value| !value.is_null())
     }
 
-    /// The length of the list at a JSON pointer; 0 if there is none.
     fn len(&self, list: &str) -> usize {
-        self.object
-            .pointer(list)
-            .and_then(Value::as_array)
-            .map_or(0, Vec::len)
+        let list = self.object.pointer(list).and_then(Value::as_array);
+        list.map_or(0, Vec::len)
     }
 
     /// Sets a field, and creates its parents where they are missing.

@@ -26,7 +26,6 @@ pub(super) const RECORD_ANNOTATIONS: [&str; 8] = [
     reason = "one for each kind of resource, independent of the others"
 )]
 pub(super) struct RequestedKinds {
-    /// True for GPU memory units.
     pub(super) memory_units: bool,
     /// True for Koordinator's shares of GPUs, also by their old names.
     pub(super) gpu_shares: bool,
@@ -52,12 +51,10 @@ impl RequestedKinds {
         kinds
     }
 
-    /// The kinds of device resources that any container of the pod requests.
     pub(super) fn of_pod(pod: &Pod, names: &ResourceNames) -> Self {
         Self::of_containers(pod.spec.all_containers(), names)
     }
 
-    /// Returns true if no device resource is requested.
     pub(super) fn is_empty(self) -> bool {
         self == Self::default()
     }
@@ -68,7 +65,6 @@ impl RequestedKinds {
         u8::from(self.memory_units) + u8::from(self.gpu_shares) + u8::from(self.vendor_gpus) > 1
     }
 
-    /// Returns true if a part of a GPU is requested.
     pub(super) fn shares_devices(self) -> bool {
         self.memory_units || self.gpu_shares
     }

@@ -16,7 +16,7 @@ use http_body_util::{BodyExt, LengthLimitError, Limited};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
-use proto::admission::{API_VERSION, AdmissionReview, AdmissionReviewReply, KIND};
+use proto::admission::{API_VERSION, AdmissionRequest, AdmissionReview, AdmissionReviewReply, KIND};
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tracing::{debug, warn};
 
@@ -38,7 +38,6 @@ const MAX_LARGE_BODIES: usize = 8;
 /// Longest time for a review to arrive. The API server does not wait longer for the answer (`timeoutSeconds`, as shipped).
 const READ_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Limits the log lines about reviews that are not answered.
 static NOT_ANSWERED: LogLimit = LogLimit::new();
 
 /// The two webhooks, and the limits of their requests.
@@ -56,11 +55,7 @@ pub struct Webhooks {
     demands_certificate: bool,
 }
 
-#[derive(Clone, Copy, Debug)]
-enum Webhook {
-    Mutate,
-    Validate,
-}
+type Decide = fn(&Webhooks, &AdmissionRequest) -> Result<Verdict, Unreadable>;
 
 /// The reason for which a review is not answered. The `failurePolicy` of the webhook's configuration then decides.
 #[derive(Debug, thiserror::Error)]
@@ -80,19 +75,7 @@ enum ReviewFailure {
     NoCertificate,
 }
 
-impl ReviewFailure {
-    /// The failure for a body that could not be received: too large, or broken off.
-    fn of_body(error: &(dyn std::error::Error + Send + Sync + 'static)) -> Self {
-        if error.downcast_ref::<LengthLimitError>().is_some() {
-            Self::TooLarge
-        } else {
-            Self::Broken(error.to_string())
-        }
-    }
-}
-
 impl IntoResponse for ReviewFailure {
-    /// Logs the failure, and answers the API server with it.
     fn into_response(self) -> Response {
         // Any status but 200 is a failure to the API server; the code is for people who read logs.
         let status = match self {
@@ -141,13 +124,13 @@ impl Webhooks {
         }
     }
 
-    /// Answers one admission review.
-    async fn review(&self, webhook: Webhook, request: Request<Body>) -> Response {
+    /// Answers one admission review for the webhook with this label in metrics.
+    async fn review(&self, webhook: &'static str, decide: Decide, request: Request<Body>) -> Response {
         let decision = match self.receive(request).await {
             // The permit of a large body lives until the review is decided.
             Ok((body, _body_permit)) => {
                 let _deciding = self.deciding.acquire().await;
-                self.decide(webhook, &body)
+                self.decide(webhook, decide, &body)
             }
             Err(failure) => Err(failure),
         };
@@ -161,7 +144,7 @@ impl Webhooks {
             // The metric has one verdict for every review that is not answered.
             Err(failure) => ("malformed", failure.into_response()),
         };
-        let labels = [("webhook", webhook.label()), ("verdict", verdict)];
+        let labels = [("webhook", webhook), ("verdict", verdict)];
         self.reviews.get_or_create(&labels).inc();
         response
     }
@@ -189,7 +172,11 @@ impl Webhooks {
         let mut body = Limited::new(body, MAX_REVIEW);
         let (mut bytes, mut permit) = (Vec::new(), None);
         while let Some(frame) = body.frame().await {
-            let frame = frame.map_err(|error| ReviewFailure::of_body(&*error))?;
+            let frame = match frame {
+                Ok(frame) => frame,
+                Err(error) if error.is::<LengthLimitError>() => return Err(ReviewFailure::TooLarge),
+                Err(error) => return Err(ReviewFailure::Broken(error.to_string())),
+            };
             // A frame without data has trailers.
             let Ok(data) = frame.into_data() else { continue };
             if permit.is_none() && bytes.len() + data.len() > SMALL_BODY {
@@ -203,7 +190,8 @@ impl Webhooks {
     /// Decides a review; returns the verdict's label for the metric, and the answer.
     fn decide(
         &self,
-        webhook: Webhook,
+        webhook: &'static str,
+        decide: Decide,
         body: &[u8],
     ) -> Result<(&'static str, AdmissionReviewReply), ReviewFailure> {
         let malformed = |error: &str| ReviewFailure::Malformed(shorten(error));
@@ -216,15 +204,12 @@ impl Webhooks {
         if (api_version.as_str(), kind.as_str()) != (API_VERSION, KIND) {
             return Err(malformed(&format!("it is a {kind} of {api_version}")));
         }
-        let verdict = match webhook {
-            Webhook::Mutate => self.rules.mutate(&request)?,
-            Webhook::Validate => self.rules.validate(&request, &self.index)?,
-        };
+        let verdict = decide(self, &request)?;
         let label = verdict_label(&verdict);
         let (namespace, name) = (&request.namespace, &request.name);
         // At debug level: a busy cluster reviews thousands of pods a minute.
         debug!(
-            webhook = webhook.label(),
+            webhook,
             namespace,
             name,
             user = request.user_info.username,
@@ -232,16 +217,6 @@ impl Webhooks {
             "reviewed"
         );
         Ok((label, AdmissionReviewReply::new(verdict.response(request.uid))))
-    }
-}
-
-impl Webhook {
-    /// The label value of the webhook in metrics.
-    const fn label(self) -> &'static str {
-        match self {
-            Self::Mutate => "mutate",
-            Self::Validate => "validate",
-        }
     }
 }
 
@@ -263,11 +238,18 @@ pub fn router(webhooks: Arc<Webhooks>, prefix: &str) -> Router {
 }
 
 async fn mutate(State(webhooks): State<Arc<Webhooks>>, request: Request<Body>) -> Response {
-    webhooks.review(Webhook::Mutate, request).await
+    webhooks
+        .review(
+            "mutate",
+            |webhooks, request| webhooks.rules.mutate(request),
+            request,
+        )
+        .await
 }
 
 async fn validate(State(webhooks): State<Arc<Webhooks>>, request: Request<Body>) -> Response {
-    webhooks.review(Webhook::Validate, request).await
+    let decide: Decide = |webhooks, request| webhooks.rules.validate(request, &webhooks.index);
+    webhooks.review("validate", decide, request).await
 }
 
 #[cfg(test)]

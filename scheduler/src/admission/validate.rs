@@ -22,45 +22,35 @@ pub(super) fn review(
     request: &AdmissionRequest,
     cluster: &Shared<Index>,
 ) -> Result<Verdict, Unreadable> {
-    if !request.resource.group.is_empty() || request.resource.resource != "pods" {
-        return Ok(Verdict::ALLOWED);
-    }
-    match (request.operation, request.sub_resource.as_str()) {
-        (Operation::Create, "") => check_new(rules, request, cluster),
-        (Operation::Update, "") => check_update(rules, request),
-        (Operation::Update, "ephemeralcontainers") => check_ephemeral(rules, request),
-        _ => Ok(Verdict::ALLOWED),
-    }
+    let namespace = &*request.namespace;
+    let mut warnings = Vec::new();
+    let checked = match (request.operation, request.sub_resource.as_str()) {
+        (Operation::Create, "") => check_new(rules, &read(request)?, namespace, cluster, &mut warnings),
+        (Operation::Update, "" | "ephemeralcontainers") => {
+            check_update(rules, &read_old(request)?, &read(request)?, namespace)
+        }
+        _ => Ok(()),
+    };
+    Ok(Verdict::of(checked.map(|()| (Vec::new(), warnings))))
 }
 
-/// Decides about a new pod.
+/// Checks a new pod; adds warnings about what is valid and looks like a mistake.
 fn check_new(
     rules: &Rules,
-    request: &AdmissionRequest,
+    pod: &Pod,
+    namespace: &str,
     cluster: &Shared<Index>,
-) -> Result<Verdict, Unreadable> {
-    let pod: Pod = read(request)?;
+    warnings: &mut Vec<String>,
+) -> Result<(), Refusal> {
     // kubelet runs the static pod whatever the answer is; a refusal would only hide it.
-    if is_mirror(&pod) {
-        return Ok(Verdict::ALLOWED);
+    if is_mirror(pod) {
+        return Ok(());
     }
-    let kinds = RequestedKinds::of_pod(&pod, &rules.names);
-    let mut warnings = Vec::new();
+    let kinds = RequestedKinds::of_pod(pod, &rules.names);
     if !kinds.is_empty() || pod.annotation(ALL_DEVICES).is_some() {
-        match check_request(rules, &pod, cluster) {
-            Ok(found) => warnings = found,
-            Err(refusal) => return Ok(Verdict::Refused(refusal)),
-        }
+        *warnings = check_request(rules, pod, cluster)?;
     }
-    if !rules.is_unrestricted(&request.namespace)
-        && let Err(refusal) = check_device_fields(rules, &pod, &request.namespace)
-    {
-        return Ok(Verdict::Refused(refusal));
-    }
-    Ok(Verdict::Allowed {
-        patch: Vec::new(),
-        warnings,
-    })
+    check_device_fields(rules, None, pod, namespace)
 }
 
 /// The reason for which no node of this cluster can ever take a new pod: its memory seems to be in another unit, or it names a
@@ -88,8 +78,8 @@ fn check_request(rules: &Rules, pod: &Pod, cluster: &Shared<Index>) -> Result<Ve
     if let Some(refusal) = cluster_refusal(cluster, pod) {
         return Err(Refusal::Invalid(refusal));
     }
-    let mut warnings = Vec::new();
-    warnings.extend(requested.and_then(|requested| requested.gpus?.warning()));
+    let warning = requested.and_then(|requested| requested.gpus?.warning());
+    let mut warnings: Vec<String> = warning.into_iter().collect();
     if pod.annotation(GROUP_DOMAIN).is_some() && !pod.is_in_gang() {
         warnings.push(format!(
             "annotation {GROUP_DOMAIN} has no effect: the pod is in no group, by spec.schedulingGroup or by the marks of \
@@ -101,65 +91,38 @@ fn check_request(rules: &Rules, pod: &Pod, cluster: &Shared<Index>) -> Result<Ve
 
 /// Refuses a pod whose wish for the domain of its group cannot be read. The filter does not: it takes such a wish for `any`.
 fn check_wish(pod: &Pod) -> Result<(), Refusal> {
-    match GroupWish::read(pod.metadata.annotations.as_ref()) {
-        Ok(_) => Ok(()),
-        Err(error) => Err(Refusal::Invalid(error.to_string())),
-    }
+    let wish = GroupWish::read(pod.metadata.annotations.as_ref());
+    wish.map(drop)
+        .map_err(|error| Refusal::Invalid(error.to_string()))
 }
 
-/// Refuses a pod by its fields that select devices, such as variables of containers and annotations.
-fn check_device_fields(rules: &Rules, pod: &Pod, namespace: &str) -> Result<(), Refusal> {
-    if rules.deny_overrides && RequestedKinds::of_pod(pod, &rules.names).shares_devices() {
-        visible_devices::check_overrides(pod, &rules.names)?;
-    }
-    visible_devices::check(pod, &rules.names, namespace)
-}
-
-/// The reason for which [`check_device_fields`] refuses a pod in a filter request; `None` if it does not.
-pub(super) fn refusal_of_filter(rules: &Rules, pod: &Pod) -> Option<String> {
-    let namespace = pod.metadata.namespace.as_deref().unwrap_or("default");
+/// Refuses a new pod in this namespace, or an update of the pod `old`, by its fields that select devices, such as variables of
+/// containers and annotations.
+pub(super) fn check_device_fields(
+    rules: &Rules,
+    old: Option<&Pod>,
+    new: &Pod,
+    namespace: &str,
+) -> Result<(), Refusal> {
     if rules.is_unrestricted(namespace) {
-        return None;
+        return Ok(());
     }
-    match check_device_fields(rules, pod, namespace) {
-        Ok(()) => None,
-        Err(Refusal::Invalid(message) | Refusal::Forbidden(message)) => Some(message),
+    if rules.deny_overrides && RequestedKinds::of_pod(new, &rules.names).shares_devices() {
+        visible_devices::check_overrides(old, new, &rules.names)?;
     }
+    visible_devices::check(old, new, &rules.names, namespace)
 }
 
-/// Decides about an update of a pod.
-fn check_update(rules: &Rules, request: &AdmissionRequest) -> Result<Verdict, Unreadable> {
-    let (new, old): (Pod, Pod) = (read(request)?, read_old(request)?);
+/// Checks an update of a pod or of its ephemeral containers.
+fn check_update(rules: &Rules, old: &Pod, new: &Pod, namespace: &str) -> Result<(), Refusal> {
     // The finalizers of a pod that is being deleted must always be removable.
-    if new.is_deleting() || is_mirror(&new) {
-        return Ok(Verdict::ALLOWED);
+    if new.is_deleting() || is_mirror(new) {
+        return Ok(());
     }
-    if !RequestedKinds::of_pod(&new, &rules.names).is_empty()
-        && let Err(refusal) = check_changed_annotations(&old, &new)
-    {
-        return Ok(Verdict::Refused(refusal));
+    if !RequestedKinds::of_pod(new, &rules.names).is_empty() {
+        check_changed_annotations(old, new)?;
     }
-    if rules.is_unrestricted(&request.namespace) {
-        return Ok(Verdict::ALLOWED);
-    }
-    Ok(visible_devices::check_changed_annotations(&old, &new, &request.namespace).into())
-}
-
-/// Refuses ephemeral containers that an update adds if they select devices; with `deny_overrides`, in a pod that shares devices,
-/// also if they are privileged or override devices or limits.
-fn check_ephemeral(rules: &Rules, request: &AdmissionRequest) -> Result<Verdict, Unreadable> {
-    let new: Pod = read(request)?;
-    if new.is_deleting() || rules.is_unrestricted(&request.namespace) {
-        return Ok(Verdict::ALLOWED);
-    }
-    let old: Pod = read_old(request)?;
-    if rules.deny_overrides
-        && RequestedKinds::of_pod(&new, &rules.names).shares_devices()
-        && let Err(refusal) = visible_devices::check_added_container_overrides(&old, &new)
-    {
-        return Ok(Verdict::Refused(refusal));
-    }
-    Ok(visible_devices::check_added_containers(&old, &new, &rules.names, &request.namespace).into())
+    check_device_fields(rules, Some(old), new, namespace)
 }
 
 /// Refuses the annotation to see all devices if its value cannot be read, or is true and not allowed in this cluster.
@@ -208,8 +171,6 @@ fn check_changed_annotations(old: &Pod, new: &Pod) -> Result<(), Refusal> {
 
 /// Checks that the allocation record in a pod's annotations can be read, if the pod has one.
 fn read_record(pod: &Pod) -> Result<(), RecordError> {
-    match &pod.metadata.annotations {
-        None => Ok(()),
-        Some(annotations) => Record::read(annotations).map(drop),
-    }
+    let annotations = pod.metadata.annotations.as_ref();
+    annotations.map_or(Ok(()), |annotations| Record::read(annotations).map(drop))
 }

@@ -1,11 +1,8 @@
 //! Refuses containers that select the devices that they see, by the fields of a pod that container runtimes read.
 //!
-//! Two rules. [`check`] holds for every pod outside the namespaces that the operator names, most of all for pods that request no
-//! device: on a node whose runtime acts on `NVIDIA_VISIBLE_DEVICES` they would see every GPU, also those that other pods share.
-//! [`check_overrides`] is stricter, for pods that share devices in clusters that deny overrides.
-//!
-//! Only the pod's own fields are known here. A CUDA image's own `NVIDIA_VISIBLE_DEVICES=all` and a value that `envFrom` brings
-//! are not known; the device plugin's runtime hook (NRI) replaces such values when the container is created.
+//! [`check`] holds for every pod outside the namespaces that the operator names; [`check_overrides`] is stricter, for pods that
+//! share devices in clusters that deny overrides. A CUDA image's own `NVIDIA_VISIBLE_DEVICES=all` and a value that `envFrom`
+//! brings are not known here; the device plugin's runtime hook (NRI) replaces such values when the container is created.
 
 use proto::pod::{Container, Pod, Variable};
 use proto::record::{DRIVER_MEMORY_LIMIT, DRIVER_MEMORY_REQUEST, VISIBLE_DEVICES};
@@ -29,39 +26,33 @@ const LIMIT_VARIABLES: [&str; 2] = [DRIVER_MEMORY_REQUEST, DRIVER_MEMORY_LIMIT];
 /// Values that select no device. NVIDIA's runtime acts on an empty one as on `void`.
 const NO_DEVICE: [&str; 3] = ["", "none", "void"];
 
-/// All containers of a pod, the ephemeral ones last.
-fn containers(pod: &Pod) -> impl Iterator<Item = &Container> {
-    pod.spec.all_containers().chain(&pod.spec.ephemeral_containers)
-}
-
-/// The ephemeral containers of a pod that were not there before. An existing container cannot be changed.
-fn added_containers<'a>(old: &'a Pod, new: &'a Pod) -> impl Iterator<Item = &'a Container> {
+/// All containers of a new pod; of an update of the pod `old`, the ephemeral ones that it adds: others cannot be changed.
+fn added_containers<'a>(old: Option<&'a Pod>, new: &'a Pod) -> Vec<&'a Container> {
+    let Some(old) = old else {
+        let containers = new.spec.all_containers();
+        return containers.chain(&new.spec.ephemeral_containers).collect();
+    };
     let before = &old.spec.ephemeral_containers;
-    let now = new.spec.ephemeral_containers.iter();
-    now.filter(|container| before.iter().all(|other| other.name != container.name))
+    let mut added = Vec::new();
+    for container in &new.spec.ephemeral_containers {
+        if before.iter().all(|other| other.name != container.name) {
+            added.push(container);
+        }
+    }
+    added
 }
 
 /// Returns true if the variable's value selects no device. A value by `valueFrom` is not known, so it may select some.
 fn selects_none(variable: &Variable) -> bool {
-    variable
-        .own_value()
-        .is_some_and(|value| NO_DEVICE.contains(&value))
+    let value = variable.own_value();
+    value.is_some_and(|value| NO_DEVICE.contains(&value))
 }
 
-/// Refuses a pod in this namespace that selects devices itself, by a variable of a container or an annotation.
-pub(super) fn check(pod: &Pod, names: &ResourceNames, namespace: &str) -> Result<(), Refusal> {
-    for container in containers(pod) {
-        check_container(container, names, namespace)?;
-    }
-    for (key, value) in pod.metadata.annotations.iter().flatten() {
-        check_annotation(key, value, namespace)?;
-    }
-    Ok(())
-}
-
-/// [`check`] for the ephemeral containers that an update adds.
-pub(super) fn check_added_containers(
-    old: &Pod,
+/// Refuses a pod in this namespace that selects devices itself, by a variable of a container or an annotation; of an update of
+/// the pod `old`, what it adds. On a node whose runtime acts on `NVIDIA_VISIBLE_DEVICES`, a pod that requests no device would see
+/// every GPU.
+pub(super) fn check(
+    old: Option<&Pod>,
     new: &Pod,
     names: &ResourceNames,
     namespace: &str,
@@ -69,15 +60,10 @@ pub(super) fn check_added_containers(
     for container in added_containers(old, new) {
         check_container(container, names, namespace)?;
     }
-    Ok(())
-}
-
-/// [`check`] for the annotations that an update changes: the runtime reads them when it creates the pod's sandbox, which may be
-/// after the update.
-pub(super) fn check_changed_annotations(old: &Pod, new: &Pod, namespace: &str) -> Result<(), Refusal> {
     for (key, value) in new.metadata.annotations.iter().flatten() {
-        // A pod from before the webhook may have kept such an annotation, and must stay updatable.
-        if old.annotation(key) != Some(value) {
+        // The runtime reads them when it creates the pod's sandbox, which may be after an update. A pod from before the webhook
+        // may have kept such an annotation, and must stay updatable.
+        if old.is_none_or(|old| old.annotation(key) != Some(value)) {
             check_annotation(key, value, namespace)?;
         }
     }
@@ -92,10 +78,8 @@ fn check_container(container: &Container, names: &ResourceNames, namespace: &str
     if container.asks_for(GPU_SHARED) || container.asks_for(&names.memory) {
         return Ok(());
     }
-    let mut variables = container.env.iter();
-    let Some(variable) =
-        variables.find(|variable| variable.name == VISIBLE_DEVICES && !selects_none(variable))
-    else {
+    let selection = |variable: &&Variable| variable.name == VISIBLE_DEVICES && !selects_none(variable);
+    let Some(variable) = container.env.iter().find(selection) else {
         return Ok(());
     };
     let (name, value) = (&container.name, describe_value(variable));
@@ -154,7 +138,6 @@ fn exemption(namespace: &str) -> String {
     )
 }
 
-/// The first characters of a value, for a message.
 fn truncate(value: &str) -> String {
     value.chars().take(MAX_SHOWN).collect()
 }
@@ -163,19 +146,10 @@ fn truncate(value: &str) -> String {
 /// for memory limits, or of MPS.
 ///
 /// Holds for containers that request no device too: they run on the same node.
-pub(super) fn check_overrides(pod: &Pod, names: &ResourceNames) -> Result<(), Refusal> {
-    for container in containers(pod) {
+pub(super) fn check_overrides(old: Option<&Pod>, new: &Pod, names: &ResourceNames) -> Result<(), Refusal> {
+    for container in added_containers(old, new) {
         let kinds = RequestedKinds::of_containers(std::iter::once(container), names);
         check_container_overrides(container, !kinds.is_empty())?;
-    }
-    Ok(())
-}
-
-/// [`check_overrides`] for the ephemeral containers that an update adds.
-pub(super) fn check_added_container_overrides(old: &Pod, new: &Pod) -> Result<(), Refusal> {
-    for container in added_containers(old, new) {
-        // Kubernetes allows an ephemeral container no resources.
-        check_container_overrides(container, false)?;
     }
     Ok(())
 }
@@ -184,10 +158,8 @@ pub(super) fn check_added_container_overrides(old: &Pod, new: &Pod) -> Result<()
 /// limits.
 fn check_container_overrides(container: &Container, requests_devices: bool) -> Result<(), Refusal> {
     if container.security_context.privileged == Some(true) {
-        return Err(override_refusal(
-            container,
-            "is privileged and would see every device of the node",
-        ));
+        let fault = "is privileged and would see every device of the node";
+        return Err(override_refusal(container, fault));
     }
     for variable in &container.env {
         let name = variable.name.as_str();

@@ -21,7 +21,6 @@ use tracing::{info, warn};
 use super::metrics::CertificateMetrics;
 use crate::config::TlsFiles;
 
-/// Pause between two reads of the files.
 const INTERVAL: Duration = Duration::from_secs(30);
 
 /// The files of one server, and the certificates in them that it uses.
@@ -33,17 +32,8 @@ pub struct CertificateFiles {
     /// The TLS settings for new connections.
     current: watch::Sender<Arc<ServerConfig>>,
     metrics: CertificateMetrics,
-    /// The label values in metrics.
-    labels: ServerLabels,
-}
-
-/// The label values in metrics for the certificates of one server.
-#[derive(Clone, Copy, Debug)]
-pub struct ServerLabels {
-    /// The label value of the certificate that the server shows.
-    pub server: &'static str,
-    /// The label value of the authorities of its clients.
-    pub clients: &'static str,
+    /// The label values in metrics of the server's certificate, and of the authorities of its clients.
+    labels: [&'static str; 2],
 }
 
 impl CertificateFiles {
@@ -51,7 +41,11 @@ impl CertificateFiles {
     ///
     /// # Errors
     /// A file cannot be read or used; the error names it.
-    pub fn load(files: TlsFiles, metrics: CertificateMetrics, labels: ServerLabels) -> anyhow::Result<Self> {
+    pub fn load(
+        files: TlsFiles,
+        metrics: CertificateMetrics,
+        labels: [&'static str; 2],
+    ) -> anyhow::Result<Self> {
         let seen = Contents::read(&files);
         let loaded = Self {
             current: watch::Sender::new(seen.settings(&files)?),
@@ -100,21 +94,20 @@ impl CertificateFiles {
         }
     }
 
-    /// Shows in the metrics when the certificates in use end.
     fn show_ends(&self) {
         let TlsFiles { cert, client_ca, .. } = &self.files;
+        let [server, clients] = self.labels;
         if let Ok(chain) = certificates(&self.seen.cert, cert) {
-            self.metrics.show_ends(self.labels.server, &chain);
+            self.metrics.show_ends(server, &chain);
         }
-        if let Some((pem, path)) = self.seen.client_ca.as_ref().zip(client_ca.as_ref())
+        if let (Some(pem), Some(path)) = (&self.seen.client_ca, client_ca)
             && let Ok(authorities) = certificates(pem, path)
         {
-            self.metrics.show_ends(self.labels.clients, &authorities);
+            self.metrics.show_ends(clients, &authorities);
         }
     }
 }
 
-/// The content of the files of one server.
 #[derive(PartialEq, Eq)]
 struct Contents {
     cert: FileContent,
@@ -145,20 +138,19 @@ impl Contents {
     fn settings(&self, files: &TlsFiles) -> anyhow::Result<Arc<ServerConfig>> {
         let chain = certificates(&self.cert, &files.cert)?;
         let key = private_key(&self.key, &files.key)?;
-        let context = || {
+        let provider = rustls::crypto::ring::default_provider();
+        // Fails if the key does not belong to the certificate, as between two writes of a tool that renews both.
+        let key = CertifiedKey::from_der(chain, key, &provider).with_context(|| {
             format!(
                 "certificate {} with key {}",
                 files.cert.display(),
                 files.key.display()
             )
-        };
-        let provider = rustls::crypto::ring::default_provider();
-        // Fails if the key does not belong to the certificate, as between two writes of a tool that renews both.
-        let key = CertifiedKey::from_der(chain, key, &provider).with_context(context)?;
-        let clients = match self.client_ca.as_ref().zip(files.client_ca.as_deref()) {
-            None => None,
-            Some((authorities, path)) => Some(client_verifier(authorities, path)?),
-        };
+        })?;
+        let clients = self.client_ca.as_ref().zip(files.client_ca.as_deref());
+        let clients = clients
+            .map(|(authorities, path)| client_verifier(authorities, path))
+            .transpose()?;
         server_settings(Arc::new(SingleCertAndKey::from(key)), clients)
     }
 }
@@ -181,9 +173,6 @@ pub(crate) fn server_settings(
 }
 
 /// Checks the certificates of clients against the authorities that were read from a file, see [`verifier_of`].
-///
-/// # Errors
-/// The file could not be read, or holds no authority; the error names it.
 pub(crate) fn client_verifier(
     authorities: &FileContent,
     path: &Path,
@@ -198,20 +187,13 @@ pub(crate) fn client_verifier(
 
 /// Checks the certificates of clients against these authorities. Lets in clients without one, which may have bearer tokens for
 /// the read API; the extender's verbs refuse them.
-///
-/// # Errors
-/// There is no authority.
 pub(crate) fn verifier_of(roots: RootCertStore) -> anyhow::Result<Arc<dyn ClientCertVerifier>> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    Ok(
-        WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
-            .allow_unauthenticated()
-            .build()?,
-    )
+    let builder = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
+    Ok(builder.allow_unauthenticated().build()?)
 }
 
-/// The certificates in the content of a file (PEM). The error of a failed read, or of a file without certificates, names the
-/// file.
+/// The certificates in the content of a file (PEM). An error, also for a file without certificates, names the file.
 fn certificates(pem: &FileContent, path: &Path) -> anyhow::Result<Vec<CertificateDer<'static>>> {
     let context = || format!("certificates {}", path.display());
     let pem = pem
@@ -220,15 +202,11 @@ fn certificates(pem: &FileContent, path: &Path) -> anyhow::Result<Vec<Certificat
         .with_context(context)?;
     let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
     let certificates = certificates.with_context(context)?;
-    anyhow::ensure!(
-        !certificates.is_empty(),
-        "certificates {}: the file holds none",
-        path.display()
-    );
+    anyhow::ensure!(!certificates.is_empty(), "{}: the file holds none", context());
     Ok(certificates)
 }
 
-/// The private key in the content of a file (PEM). The error of a failed read, or of a file without a key, names the file.
+/// The private key in the content of a file (PEM). An error, also for a file without a key, names the file.
 fn private_key(pem: &FileContent, path: &Path) -> anyhow::Result<PrivateKeyDer<'static>> {
     let context = || format!("private key {}", path.display());
     let pem = pem

@@ -32,15 +32,15 @@ pub struct CertificateOrder {
 /// The Secret cannot be read, it has no authority yet, or a file cannot be written.
 pub async fn issue(client: Client, order: &CertificateOrder, folder: &Path) -> anyhow::Result<()> {
     let api: Api<Secret> = Api::namespaced(client, &order.namespace);
-    let secret_name = || format!("Secret {}/{}", order.namespace, order.secret);
-    let secret = api.get(&order.secret).await.with_context(secret_name)?;
-    let material = Material::read(&secret.data.unwrap_or_default()).with_context(secret_name)?;
-    let material = material
-        .with_context(|| format!("{} is empty: the scheduler has not filled it yet", secret_name()))?;
+    let name = format!("Secret {}/{}", order.namespace, order.secret);
+    let secret = api.get(&order.secret).await.context(name.clone())?;
+    let material = Material::read(&secret.data.unwrap_or_default()).context(name.clone())?;
+    let material = material.context(format!("{name} is empty: the scheduler has not filled it yet"))?;
     let (certificate, key) = material.client_certificate(&order.name, order.lifetime, SystemTime::now())?;
     fs::create_dir_all(folder).with_context(|| format!("folder {}", folder.display()))?;
+    let authorities = material.authorities();
     for (file, text) in [
-        ("ca.crt", material.authorities()),
+        ("ca.crt", authorities),
         ("client.crt", certificate),
         ("client.key", key),
     ] {

@@ -8,6 +8,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use anyhow::Context;
 use daemon::x509::not_after;
 use k8s_openapi::ByteString;
 use rcgen::{
@@ -22,24 +23,24 @@ use rustls::server::ParsedCertificate;
 use rustls::sign::CertifiedKey;
 
 /// Certificates of the authorities to trust (PEM). The first one signs; the second one signs next if [`SUCCESSOR_KEY`] exists.
-pub const AUTHORITIES: &str = "ca.crt";
-/// Private key of the authority that signs.
-pub const AUTHORITY_KEY: &str = "ca.key";
+const AUTHORITIES: &str = "ca.crt";
+const AUTHORITY_KEY: &str = "ca.key";
 /// Private key of the authority that signs next.
-pub const SUCCESSOR_KEY: &str = "ca-next.key";
+const SUCCESSOR_KEY: &str = "ca-next.key";
 /// The certificate that the servers present.
-pub const CERTIFICATE: &str = "tls.crt";
-/// Private key of the certificate that the servers present.
-pub const CERTIFICATE_KEY: &str = "tls.key";
+const CERTIFICATE: &str = "tls.crt";
+const CERTIFICATE_KEY: &str = "tls.key";
 
 /// All keys of the Secret that the scheduler writes.
-pub const SECRET_KEYS: [&str; 5] = [
+pub(super) const SECRET_KEYS: [&str; 5] = [
     AUTHORITIES,
     AUTHORITY_KEY,
     SUCCESSOR_KEY,
     CERTIFICATE,
     CERTIFICATE_KEY,
 ];
+
+const CANNOT_ISSUE: &str = "cannot create a certificate";
 
 /// Lifetime of an authority: clients such as kube-scheduler read it only at their start.
 const AUTHORITY_LIFETIME: Duration = DAY.saturating_mul(3650);
@@ -51,8 +52,7 @@ const MAX_CLOCK_SKEW: Duration = Duration::from_secs(3600);
 
 /// The certificates and keys of the Secret.
 #[derive(Clone)]
-pub struct Material {
-    /// The authority that signs.
+pub(super) struct Material {
     signer: Authority,
     /// The authority that will sign next. It is published a year early, so that clients trust it when it begins to sign.
     successor: Option<Authority>,
@@ -87,51 +87,12 @@ struct Leaf {
 
 /// A change of the Secret, for the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Change {
-    /// The first authority was created.
+pub(super) enum Change {
     NewAuthority,
-    /// A successor of the authority was created, since the authority ends within a year.
     NewSuccessor,
     /// The successor of the authority signs from now on.
     Succession,
-    /// A server certificate was created.
     NewCertificate,
-}
-
-/// The reason for which the Secret's content cannot be used, or renewed.
-#[derive(Debug, thiserror::Error)]
-pub enum MaterialError {
-    /// A key of the Secret has an invalid value.
-    #[error("{part} {rule}")]
-    Part {
-        /// The key in the Secret.
-        part: &'static str,
-        /// The rule that its value breaks.
-        rule: String,
-    },
-    /// A certificate cannot be created.
-    #[error("cannot create {what}")]
-    Make {
-        /// The kind of certificate.
-        what: &'static str,
-        /// The reason.
-        #[source]
-        source: rcgen::Error,
-    },
-    /// A server certificate that was just created does not verify.
-    #[error("the certificate for {hosts} is not accepted with {AUTHORITIES}: is {AUTHORITY_KEY} its key?")]
-    Unverified {
-        /// The names in the certificate.
-        hosts: String,
-        /// The reason.
-        #[source]
-        source: rustls::Error,
-    },
-}
-
-/// For `map_err`: the error that a certificate of this kind cannot be created.
-fn cannot_make(what: &'static str) -> impl Fn(rcgen::Error) -> MaterialError {
-    move |source| MaterialError::Make { what, source }
 }
 
 impl fmt::Debug for Material {
@@ -145,56 +106,29 @@ impl fmt::Debug for Material {
 
 impl Material {
     /// Reads the data of a Secret; `None` if it has none of the keys in [`SECRET_KEYS`].
-    ///
-    /// # Errors
-    /// The value of a key cannot be read. A server certificate that cannot be read is no error, since the next renewal replaces
-    /// it.
-    pub fn read(data: &BTreeMap<String, ByteString>) -> Result<Option<Self>, MaterialError> {
+    pub(super) fn read(data: &BTreeMap<String, ByteString>) -> anyhow::Result<Option<Self>> {
         if !SECRET_KEYS.iter().any(|part| data.contains_key(*part)) {
             return Ok(None);
         }
-        let fail = |part, rule: &str| MaterialError::Part {
-            part,
-            rule: rule.to_owned(),
-        };
-        let bytes = |part: &'static str| data.get(part).map(|bytes| bytes.0.as_slice());
+        let bytes = |part: &str| data.get(part).map(|bytes| bytes.0.as_slice());
         // The order of the certificates says which key belongs to which: first the signer's, then its successor's if there is
         // one.
-        let mut certificates = read_certificates(bytes(AUTHORITIES).unwrap_or_default())
-            .ok_or_else(|| fail(AUTHORITIES, "holds something that is no certificate"))?
-            .into_iter();
-        let key = |part, pem: &[u8]| {
-            let key = std::str::from_utf8(pem)
-                .ok()
-                .and_then(|pem| KeyPair::from_pem(pem).ok());
-            key.map(Arc::new).ok_or_else(|| fail(part, "is no private key"))
-        };
-        let certificate = certificates
-            .next()
-            .ok_or_else(|| fail(AUTHORITIES, "is missing or empty"))?;
-        let signer = Authority {
-            certificate,
-            key: key(
-                AUTHORITY_KEY,
-                bytes(AUTHORITY_KEY).ok_or_else(|| fail(AUTHORITY_KEY, "is missing"))?,
-            )?,
-        };
-        let successor = match bytes(SUCCESSOR_KEY) {
-            None => None,
-            Some(pem) => {
-                let certificate = certificates
-                    .next()
-                    .ok_or_else(|| fail(AUTHORITIES, "lacks the certificate of ca-next.key"))?;
-                Some(Authority {
-                    certificate,
-                    key: key(SUCCESSOR_KEY, pem)?,
-                })
-            }
-        };
+        let certificates = read_certificates(bytes(AUTHORITIES).unwrap_or_default());
+        let certificates = certificates.context("ca.crt holds something that is no certificate")?;
+        let mut certificates = certificates.into_iter();
+        let certificate = certificates.next().context("ca.crt is missing or empty")?;
+        let key = read_key(AUTHORITY_KEY, bytes(AUTHORITY_KEY).context("ca.key is missing")?)?;
+        let signer = Authority { certificate, key };
+        let mut successor = None;
+        if let Some(pem) = bytes(SUCCESSOR_KEY) {
+            let certificate = certificates.next();
+            let certificate = certificate.context("ca.crt lacks the certificate of ca-next.key")?;
+            let key = read_key(SUCCESSOR_KEY, pem)?;
+            successor = Some(Authority { certificate, key });
+        }
         // Unlike an authority, a damaged server certificate is simply replaced: no client has to trust it.
-        let leaf = bytes(CERTIFICATE)
-            .zip(bytes(CERTIFICATE_KEY))
-            .and_then(|(certificate, key)| Leaf::read(certificate, key));
+        let leaf = bytes(CERTIFICATE).zip(bytes(CERTIFICATE_KEY));
+        let leaf = leaf.and_then(|(certificate, key)| Leaf::read(certificate, key));
         Ok(Some(Self {
             signer,
             successor,
@@ -203,43 +137,39 @@ impl Material {
         }))
     }
 
-    /// The content of the Secret, by its keys.
-    pub fn data(&self) -> BTreeMap<String, ByteString> {
-        let mut data = BTreeMap::new();
-        let mut put = |part: &str, text: String| {
-            data.insert(part.to_owned(), ByteString(text.into_bytes()));
-        };
-        put(AUTHORITIES, self.authorities());
-        put(AUTHORITY_KEY, self.signer.key.serialize_pem());
+    pub(super) fn data(&self) -> BTreeMap<String, ByteString> {
+        let mut texts = vec![
+            (AUTHORITIES, self.authorities()),
+            (AUTHORITY_KEY, self.signer.key.serialize_pem()),
+        ];
         if let Some(successor) = &self.successor {
-            put(SUCCESSOR_KEY, successor.key.serialize_pem());
+            texts.push((SUCCESSOR_KEY, successor.key.serialize_pem()));
         }
         if let Some(leaf) = &self.leaf {
-            put(CERTIFICATE, leaf.certificate.pem.clone());
-            put(CERTIFICATE_KEY, leaf.key_pem.clone());
+            texts.push((CERTIFICATE, leaf.certificate.pem.clone()));
+            texts.push((CERTIFICATE_KEY, leaf.key_pem.clone()));
         }
-        data
+        let texts = texts.into_iter();
+        let data = texts.map(|(part, text)| (part.to_owned(), ByteString(text.into_bytes())));
+        data.collect()
     }
 
     /// Creates the authority and the server certificate if they are missing, and renews those that are due at the time `now`.
     /// `held` is the present content of the Secret. `lifetime` is that of a server certificate, which is renewed when a third of
     /// it is left.
-    ///
-    /// # Errors
-    /// A certificate cannot be created, or does not verify.
-    pub fn renewed(
+    pub(super) fn renewed(
         held: Option<Self>,
         hosts: &[String],
         lifetime: Duration,
         now: SystemTime,
-    ) -> Result<(Self, Vec<Change>), MaterialError> {
+    ) -> anyhow::Result<(Self, Vec<Change>)> {
         let mut changes = Vec::new();
         let mut material = if let Some(material) = held {
             material
         } else {
             changes.push(Change::NewAuthority);
             Self {
-                signer: Authority::new(AUTHORITY_LIFETIME, now)?,
+                signer: Authority::new(now).context("cannot create an authority")?,
                 successor: None,
                 former: Vec::new(),
                 leaf: None,
@@ -248,7 +178,7 @@ impl Material {
         let left = material.signer.certificate.time_left(now);
         // Published long before it signs, so that clients that read the authorities at their start trust it in time.
         if left < OVERLAP && material.successor.is_none() {
-            material.successor = Some(Authority::new(AUTHORITY_LIFETIME, now)?);
+            material.successor = Some(Authority::new(now).context("cannot create an authority")?);
             changes.push(Change::NewSuccessor);
         }
         // A certificate ends with its authority at the latest, so the successor signs as soon as the authority would cut one
@@ -261,23 +191,16 @@ impl Material {
             material.former.insert(0, former.certificate);
             changes.push(Change::Succession);
         }
-        material
-            .former
-            .retain(|certificate| !certificate.time_left(now).is_zero());
-        if !material
-            .leaf
-            .as_ref()
-            .is_some_and(|leaf| leaf.is_current(&material.signer, hosts, lifetime, now))
-        {
-            let leaf = material
-                .signer
-                .issue(hosts, lifetime, ExtendedKeyUsagePurpose::ServerAuth, now)?;
-            let refused = |source| MaterialError::Unverified {
-                hosts: hosts.join(", "),
-                source,
-            };
+        material.former.retain(|former| former.ends > now);
+        let (signer, leaf) = (&material.signer, material.leaf.as_ref());
+        if !leaf.is_some_and(|leaf| leaf.is_current(signer, hosts, lifetime, now)) {
+            let leaf = signer.issue(hosts, lifetime, ExtendedKeyUsagePurpose::ServerAuth, now);
+            let leaf = leaf.context(CANNOT_ISSUE)?;
             // A person may have put a key into the Secret that does not belong to the authority.
-            leaf.verify(&material.signer, hosts, now).map_err(refused)?;
+            leaf.verify(signer, hosts, now).with_context(|| {
+                let hosts = hosts.join(", ");
+                format!("the certificate for {hosts} is not accepted with {AUTHORITIES}: is {AUTHORITY_KEY} its key?")
+            })?;
             material.leaf = Some(leaf);
             changes.push(Change::NewCertificate);
         }
@@ -285,14 +208,12 @@ impl Material {
     }
 
     /// The authorities that clients should trust, as PEM.
-    pub fn authorities(&self) -> String {
-        self.trusted()
-            .map(|certificate| certificate.pem.as_str())
-            .collect()
+    pub(super) fn authorities(&self) -> String {
+        self.trusted().map(|certificate| &*certificate.pem).collect()
     }
 
     /// The authorities that clients should trust, as roots of rustls.
-    pub fn roots(&self) -> RootCertStore {
+    pub(super) fn roots(&self) -> RootCertStore {
         let mut roots = RootCertStore::empty();
         // rustls has parsed each of them before, when the Secret was read or the certificate was created.
         roots.add_parsable_certificates(self.trusted().map(|certificate| certificate.der.clone()));
@@ -301,89 +222,67 @@ impl Material {
 
     /// The authorities that clients should trust: the present one, the next one and former ones.
     fn trusted(&self) -> impl Iterator<Item = &Certificate> {
-        let successor = self.successor.as_ref().map(|successor| &successor.certificate);
-        [&self.signer.certificate]
-            .into_iter()
-            .chain(successor)
+        let authorities = std::iter::once(&self.signer).chain(&self.successor);
+        authorities
+            .map(|authority| &authority.certificate)
             .chain(&self.former)
     }
 
-    /// The server certificate with its key.
-    ///
-    /// # Errors
-    /// There is no certificate, or the key does not match it.
-    pub fn certified_key(&self) -> Result<CertifiedKey, MaterialError> {
-        let fail = |rule: String| MaterialError::Part {
-            part: CERTIFICATE_KEY,
-            rule,
-        };
-        let leaf = self.leaf.as_ref().ok_or_else(|| fail("is missing".to_owned()))?;
-        let key = PrivateKeyDer::from_pem_slice(leaf.key_pem.as_bytes())
-            .map_err(|error| fail(error.to_string()))?;
+    pub(super) fn certified_key(&self) -> anyhow::Result<CertifiedKey> {
+        let leaf = self.leaf.as_ref().context("tls.key is missing")?;
+        let key = PrivateKeyDer::from_pem_slice(leaf.key_pem.as_bytes()).context(CERTIFICATE_KEY)?;
         let provider = rustls::crypto::ring::default_provider();
-        CertifiedKey::from_der(vec![leaf.certificate.der.clone()], key, &provider)
-            .map_err(|error| fail(error.to_string()))
+        CertifiedKey::from_der(vec![leaf.certificate.der.clone()], key, &provider).context(CERTIFICATE_KEY)
     }
 
     /// The times at which the signing authority and the server certificate expire.
-    pub fn ends(&self) -> (SystemTime, Option<SystemTime>) {
+    pub(super) fn ends(&self) -> (SystemTime, Option<SystemTime>) {
+        let leaf = self.leaf.as_ref();
         (
             self.signer.certificate.ends,
-            self.leaf.as_ref().map(|leaf| leaf.certificate.ends),
+            leaf.map(|leaf| leaf.certificate.ends),
         )
     }
 
     /// Issues a certificate for a client of this name. Returns the certificate and its key, as PEM.
-    ///
-    /// # Errors
-    /// The certificate cannot be created.
-    pub fn client_certificate(
+    pub(super) fn client_certificate(
         &self,
         name: &str,
         lifetime: Duration,
         now: SystemTime,
-    ) -> Result<(String, String), MaterialError> {
-        let leaf = self.signer.issue(
-            &[name.to_owned()],
-            lifetime,
-            ExtendedKeyUsagePurpose::ClientAuth,
-            now,
-        )?;
-        Ok((leaf.certificate.pem.clone(), leaf.key_pem))
+    ) -> anyhow::Result<(String, String)> {
+        let names = [name.to_owned()];
+        let leaf = self
+            .signer
+            .issue(&names, lifetime, ExtendedKeyUsagePurpose::ClientAuth, now);
+        let leaf = leaf.context(CANNOT_ISSUE)?;
+        Ok((leaf.certificate.pem, leaf.key_pem))
     }
 }
 
 impl Authority {
     /// Creates an authority: a new key, and a certificate for it that the key signs itself.
-    fn new(lifetime: Duration, now: SystemTime) -> Result<Self, MaterialError> {
-        let make = cannot_make("an authority");
-        let key = KeyPair::generate().map_err(&make)?;
+    fn new(now: SystemTime) -> Result<Self, rcgen::Error> {
+        let key = KeyPair::generate()?;
         let mut params = Self::params(&key);
-        set_period(&mut params, now, now + lifetime);
-        let certificate = params
-            .self_signed(&key)
-            .and_then(|certificate| Certificate::from_rcgen(&certificate))
-            .map_err(&make)?;
-        Ok(Self {
-            certificate,
-            key: Arc::new(key),
-        })
+        set_period(&mut params, now, now + AUTHORITY_LIFETIME);
+        let certificate = Certificate::from_rcgen(&params.self_signed(&key)?)?;
+        let key = Arc::new(key);
+        Ok(Self { certificate, key })
     }
 
     /// The parameters of an authority's certificate, except for its period. They follow from the key alone: rcgen needs them for
     /// each certificate that the authority signs, and the Secret does not have them.
     fn params(key: &KeyPair) -> CertificateParams {
         let mut params = CertificateParams::default();
-        let key_id = params
-            .key_identifier(key)
-            .iter()
-            .take(6)
-            .fold(0_u64, |id, byte| id << 8 | u64::from(*byte));
+        let mut key_id = 0_u64;
+        for byte in params.key_identifier(key).iter().take(6) {
+            key_id = key_id << 8 | u64::from(*byte);
+        }
         // Part of the name, so that it differs from the successor's: clients find the authority of a certificate by its name.
+        let name = format!("gpushare authority {key_id:012x}");
         params.distinguished_name = DistinguishedName::new();
-        params
-            .distinguished_name
-            .push(DnType::CommonName, format!("gpushare authority {key_id:012x}"));
+        params.distinguished_name.push(DnType::CommonName, name);
         // The authority signs certificates of servers and clients, and no further authorities.
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
@@ -397,28 +296,21 @@ impl Authority {
         lifetime: Duration,
         usage: ExtendedKeyUsagePurpose,
         now: SystemTime,
-    ) -> Result<Leaf, MaterialError> {
-        let make = cannot_make("a certificate");
-        let key = KeyPair::generate().map_err(&make)?;
-        let mut params = CertificateParams::new(names).map_err(&make)?;
+    ) -> Result<Leaf, rcgen::Error> {
+        let key = KeyPair::generate()?;
+        let mut params = CertificateParams::new(names)?;
         // Clients refuse a certificate that is valid for longer than its authority.
         set_period(&mut params, now, (now + lifetime).min(self.certificate.ends));
         params.distinguished_name = DistinguishedName::new();
-        params.distinguished_name.push(
-            DnType::CommonName,
-            names.first().map(String::as_str).unwrap_or_default(),
-        );
+        let name = names.first().map(String::as_str).unwrap_or_default();
+        params.distinguished_name.push(DnType::CommonName, name);
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![usage];
         // Several authorities are trusted at one time; the identifier says which of them signed.
         params.use_authority_key_identifier_extension = true;
         let issuer = Issuer::new(Self::params(&self.key), &*self.key);
-        let certificate = params
-            .signed_by(&key, &issuer)
-            .and_then(|certificate| Certificate::from_rcgen(&certificate))
-            .map_err(&make)?;
         Ok(Leaf {
-            certificate,
+            certificate: Certificate::from_rcgen(&params.signed_by(&key, &issuer)?)?,
             key_pem: key.serialize_pem(),
         })
     }
@@ -469,10 +361,17 @@ impl Certificate {
         Self::new(certificate.pem()).ok_or(rcgen::Error::CouldNotParseCertificate)
     }
 
-    /// The time for which the certificate is still valid.
     fn time_left(&self, now: SystemTime) -> Duration {
         self.ends.duration_since(now).unwrap_or_default()
     }
+}
+
+/// Reads a private key (PEM), which the Secret has under the key `part`.
+fn read_key(part: &str, pem: &[u8]) -> anyhow::Result<Arc<KeyPair>> {
+    let pem = std::str::from_utf8(pem).ok();
+    let key = pem.and_then(|pem| KeyPair::from_pem(pem).ok());
+    key.map(Arc::new)
+        .with_context(|| format!("{part} is no private key"))
 }
 
 /// Reads all certificates of a PEM text; `None` if one of them cannot be read.
@@ -481,11 +380,13 @@ fn read_certificates(pem: &[u8]) -> Option<Vec<Certificate>> {
     const END: &str = "-----END CERTIFICATE-----\n";
     // Editors on Windows write carriage returns.
     let text = std::str::from_utf8(pem).ok()?.replace('\r', "");
-    let blocks = text
-        .split_inclusive(END)
-        .map(str::trim_start)
-        .filter(|block| !block.is_empty());
-    blocks.map(|block| Certificate::new(block.to_owned())).collect()
+    let mut certificates = Vec::new();
+    for block in text.split_inclusive(END).map(str::trim_start) {
+        if !block.is_empty() {
+            certificates.push(Certificate::new(block.to_owned())?);
+        }
+    }
+    Some(certificates)
 }
 
 /// Sets the validity from a little before `now` until `end`.

@@ -11,10 +11,9 @@ use rustls::pki_types::CertificateDer;
 
 use super::material::Material;
 
-/// The label value for the authorities of the webhooks' clients in metrics.
-pub const WEBHOOK_CLIENT_CA: &str = "webhook-client-ca";
+/// The label value for the authorities of the webhooks' clients.
+pub(crate) const WEBHOOK_CLIENT_CA: &str = "webhook-client-ca";
 
-/// The label values for all certificates in metrics.
 const LABEL_VALUES: [&str; 6] = [
     "authority",
     "server",
@@ -29,31 +28,20 @@ const LABEL_VALUES: [&str; 6] = [
 pub struct CertificateMetrics {
     /// The expiry of each certificate in unix seconds.
     ends: Family<[(&'static str, &'static str); 1], Gauge>,
-    rotations: Counter,
+    pub(super) rotations: Counter,
 }
 
 impl CertificateMetrics {
     /// Registers the metrics of certificates.
     pub fn register(registry: &mut Registry) -> Self {
-        let metrics = Self {
-            ends: Family::default(),
-            rotations: Counter::default(),
-        };
-        registry.register_with_unit(
-            "certificate_expiry_timestamp",
-            "When a certificate ends",
-            Unit::Seconds,
-            metrics.ends.clone(),
-        );
-        registry.register(
-            "certificate_rotations",
-            "Times that the certificate that servers show was replaced",
-            metrics.rotations.clone(),
-        );
-        metrics
+        let (ends, rotations) = (Family::default(), Counter::default());
+        let (name, help) = ("certificate_expiry_timestamp", "When a certificate ends");
+        registry.register_with_unit(name, help, Unit::Seconds, ends.clone());
+        let help = "Times that the certificate that servers show was replaced";
+        registry.register("certificate_rotations", help, rotations.clone());
+        Self { ends, rotations }
     }
 
-    /// Shows the expiry of the certificates in the Secret.
     pub(super) fn show_secret(&self, material: &Material) {
         let (authority, certificate) = material.ends();
         self.show_end("authority", Some(authority));
@@ -61,23 +49,20 @@ impl CertificateMetrics {
     }
 
     /// Shows the earliest expiry (`notAfter`) of these certificates under a label value.
-    pub fn show_ends(&self, name: &'static str, certificates: &[CertificateDer<'_>]) {
+    pub(super) fn show_ends(&self, name: &'static str, certificates: &[CertificateDer<'_>]) {
         let ends = certificates.iter().filter_map(|der| not_after(der));
         self.show_end(name, ends.min());
     }
 
     /// Shows an expiry under a label value; 0 if there is none, so that an alert on certificates that end fires.
     fn show_end(&self, name: &'static str, ends: Option<SystemTime>) {
-        let since_epoch = ends
-            // A certificate that ended before 1970 is shown as 0 too.
-            .and_then(|ends| ends.duration_since(SystemTime::UNIX_EPOCH).ok())
-            .unwrap_or_default();
-        let seconds = i64::try_from(since_epoch.as_secs()).unwrap_or(i64::MAX);
+        let since_epoch = ends.and_then(|ends| ends.duration_since(SystemTime::UNIX_EPOCH).ok());
+        let seconds = i64::try_from(since_epoch.unwrap_or_default().as_secs()).unwrap_or(i64::MAX);
         self.ends.get_or_create(&[("certificate", name)]).set(seconds);
     }
 
     /// The label value of each certificate, and its expiry in unix seconds.
-    pub fn all_ends(&self) -> Vec<(&'static str, i64)> {
+    pub(crate) fn all_ends(&self) -> Vec<(&'static str, i64)> {
         let mut ends = Vec::new();
         // The family cannot list its own labels.
         for certificate in LABEL_VALUES {
@@ -86,11 +71,6 @@ impl CertificateMetrics {
             }
         }
         ends
-    }
-
-    /// Counts a replacement of the certificates in the Secret.
-    pub(super) fn count_rotation(&self) {
-        self.rotations.inc();
     }
 }
 

@@ -28,7 +28,6 @@ pub enum Clients {
     SignedBy(PathBuf),
 }
 
-/// The TLS settings of one server.
 #[derive(Debug)]
 pub(super) struct ServerTls {
     clients: Clients,
@@ -54,13 +53,16 @@ impl ServerTls {
         })
     }
 
-    /// A receiver of the settings, for the server.
     pub(super) fn current(&self) -> CurrentTls {
         self.settings.subscribe()
     }
 
-    /// Serves new connections with these certificates.
-    pub(super) fn use_material(&mut self, material: &Material) -> anyhow::Result<()> {
+    /// Serves new connections with these certificates, and shows the earliest end of the client authorities from a file.
+    pub(super) fn use_material(
+        &mut self,
+        material: &Material,
+        metrics: &CertificateMetrics,
+    ) -> anyhow::Result<()> {
         let key = Arc::new(SingleCertAndKey::from(material.certified_key()?));
         let authorities = self.read_authorities();
         let verifier = match (&self.clients, &authorities) {
@@ -71,19 +73,13 @@ impl ServerTls {
             _ => None,
         };
         self.settings.send_replace(server_settings(key, verifier)?);
+        if let Some(Ok(pem)) = &authorities {
+            let authorities: Vec<_> = CertificateDer::pem_slice_iter(pem).flatten().collect();
+            metrics.show_ends(WEBHOOK_CLIENT_CA, &authorities);
+        }
         // Only now: after an error the file counts as changed, and is read again.
         self.authorities = authorities;
         Ok(())
-    }
-
-    /// Shows the earliest end of the client authorities in the file, if there is one.
-    pub(super) fn show_ends(&self, metrics: &CertificateMetrics) {
-        let pem = self.authorities.iter().flatten();
-        let authorities = pem.flat_map(|pem| CertificateDer::pem_slice_iter(pem).flatten());
-        let authorities: Vec<_> = authorities.collect();
-        if !authorities.is_empty() {
-            metrics.show_ends(WEBHOOK_CLIENT_CA, &authorities);
-        }
     }
 
     /// Returns true if the file of authorities has changed since it was read.
@@ -91,12 +87,11 @@ impl ServerTls {
         self.read_authorities() != self.authorities
     }
 
-    /// Reads the file of client authorities; `None` if clients are not checked against a file. For a file that
-    /// cannot be read, the kind of error stands for the content.
+    /// Reads the file of client authorities, if clients are checked against one.
     fn read_authorities(&self) -> Option<FileContent> {
-        let Clients::SignedBy(path) = &self.clients else {
-            return None;
-        };
-        Some(read(path))
+        match &self.clients {
+            Clients::SignedBy(path) => Some(read(path)),
+            Clients::Any | Clients::OwnAuthority => None,
+        }
     }
 }

@@ -5,7 +5,7 @@
 //! of tokens are cached for a few seconds.
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
@@ -20,6 +20,7 @@ use k8s_openapi::api::authorization::v1::{
 };
 use kube::api::PostParams;
 use kube::{Api, Client};
+use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
@@ -30,13 +31,10 @@ use daemon::http_server::ClientCertificate;
 
 /// The time for which an answer is cached; a right that was withdrawn may be used for as long.
 const CACHED_FOR: Duration = Duration::from_secs(10);
-/// The most tokens with cached answers.
 const MAX_CACHED: usize = 256;
 /// Longest token, in bytes: those of service accounts have about 1 KiB.
 const MAX_TOKEN: usize = 8 << 10;
-/// The most reviews at one time.
 const MAX_REVIEWS: usize = 4;
-/// The longest time that a client waits for a review.
 const REVIEW_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The API server's answers about one token.
@@ -52,12 +50,9 @@ struct ReviewedToken {
 
 /// Authorizes clients of the views.
 pub(crate) struct Access {
-    /// True if clients have to authenticate.
     is_required: bool,
-    /// The path that RBAC rules name, one for all views.
-    path: String,
     /// The API server that reviews tokens; without one only certificates count.
-    client: Option<Client>,
+    pub(super) client: Option<Client>,
     cache: Mutex<HashMap<Box<str>, ReviewedToken>>,
     reviews: Semaphore,
 }
@@ -65,43 +60,34 @@ pub(crate) struct Access {
 /// A right of a user, which a `SubjectAccessReview` asks about.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Right {
-    /// To read the views.
     Views,
     /// To list the pods of a namespace, or of all.
     ListPods(Option<Arc<str>>),
 }
 
-impl ReviewedToken {
-    fn is_fresh(&self) -> bool {
-        self.since.elapsed() < CACHED_FOR
-    }
-}
-
-/// The reason that a client may not read the views.
+/// The reason that a client may not read the views. RBAC rules name one path for all views.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Denied {
-    /// Neither a certificate nor a token.
     #[error(
-        "views demand a client certificate of the configured authorities, or a bearer token of a user who may get {path}"
+        "views demand a client certificate of the configured authorities, or a bearer token of a user who may get {PREFIX}/inspect"
     )]
-    NoCredentials { path: String },
+    NoCredentials,
     #[error("the API server does not know this bearer token, or it has expired")]
     UnknownToken,
     #[error(
-        "user {user:?} may not get {path}; give a ClusterRole with nonResourceURLs [{path:?}] and the verb get"
+        "user {0:?} may not get {PREFIX}/inspect; give a ClusterRole with nonResourceURLs [\"{PREFIX}/inspect\"] and the verb get"
     )]
-    Forbidden { user: Arc<str>, path: String },
-    #[error("the API server did not review this bearer token: {reason}")]
-    Unreviewed { reason: String },
+    Forbidden(String),
+    #[error("the API server did not review this bearer token: {0}")]
+    Unreviewed(String),
 }
 
 impl Denied {
-    /// The HTTP status for clients.
     fn status(&self) -> StatusCode {
         match self {
-            Self::NoCredentials { .. } | Self::UnknownToken => StatusCode::UNAUTHORIZED,
-            Self::Forbidden { .. } => StatusCode::FORBIDDEN,
-            Self::Unreviewed { .. } => StatusCode::SERVICE_UNAVAILABLE,
+            Self::NoCredentials | Self::UnknownToken => StatusCode::UNAUTHORIZED,
+            Self::Forbidden(_) => StatusCode::FORBIDDEN,
+            Self::Unreviewed(_) => StatusCode::SERVICE_UNAVAILABLE,
         }
     }
 }
@@ -109,15 +95,13 @@ impl Denied {
 impl IntoResponse for Denied {
     /// The answer to a client without access; 401 asks the client for a bearer token.
     fn into_response(self) -> Response {
-        tracing::debug!(status = self.status().as_u16(), error = %self, "view refused");
-        let mut response = (self.status(), format!("{self}\n")).into_response();
-        if self.status() == StatusCode::UNAUTHORIZED {
-            response.headers_mut().insert(
-                header::WWW_AUTHENTICATE,
-                header::HeaderValue::from_static("Bearer"),
-            );
+        let status = self.status();
+        tracing::debug!(status = status.as_u16(), error = %self, "view refused");
+        let text = format!("{self}\n");
+        if status == StatusCode::UNAUTHORIZED {
+            return (status, [(header::WWW_AUTHENTICATE, "Bearer")], text).into_response();
         }
-        response
+        (status, text).into_response()
     }
 }
 
@@ -126,50 +110,22 @@ impl Access {
     pub(super) fn new(is_required: bool) -> Self {
         Self {
             is_required,
-            path: format!("{PREFIX}/inspect"),
             client: None,
             cache: Mutex::default(),
             reviews: Semaphore::new(MAX_REVIEWS),
         }
     }
 
-    /// Grants access to bearer tokens too, which the API server of this client reviews.
-    pub(super) fn with_reviews(self, client: Client) -> Self {
-        Self {
-            client: Some(client),
-            ..self
-        }
-    }
-
-    /// Lets a request pass if views need no right, if the client has a valid certificate, or if its bearer token has the right to
-    /// the views.
-    async fn check(&self, has_certificate: bool, headers: &HeaderMap) -> Result<(), Denied> {
-        if !self.is_required || has_certificate {
-            return Ok(());
-        }
-        self.authorize(headers).await
-    }
-
     /// Checks that a client has a token of a user who may read the views.
     pub(crate) async fn authorize(&self, headers: &HeaderMap) -> Result<(), Denied> {
-        // Certificates were checked in the TLS handshake; here only tokens remain.
-        let (Some(token), Some(client)) = (bearer_token(headers), self.client.as_ref()) else {
-            return Err(Denied::NoCredentials {
-                path: self.path.clone(),
-            });
-        };
         // Unknown tokens are cached too: a client that repeats one costs the API server nothing.
-        self.review_in_time(client, &Right::Views, token).await
+        self.review_in_time(&Right::Views, headers).await
     }
 
     /// Returns true if the user of a client's token may list the pods of a namespace, or of all.
     pub(crate) async fn may_list_pods(&self, headers: &HeaderMap, namespace: Option<Arc<str>>) -> bool {
-        let (Some(token), Some(client)) = (bearer_token(headers), self.client.as_ref()) else {
-            return false;
-        };
-        self.review_in_time(client, &Right::ListPods(namespace), token)
-            .await
-            .is_ok()
+        let reviewed = self.review_in_time(&Right::ListPods(namespace), headers).await;
+        reviewed.is_ok()
     }
 
     /// Those of the namespaces whose pods the user of a client's token may list.
@@ -182,18 +138,17 @@ impl Access {
         for namespace in &namespaces {
             reviews.push(self.may_list_pods(headers, Some(Arc::clone(namespace))));
         }
-        let are_listable = join_all(reviews).await;
-        let mut listable = BTreeSet::new();
-        for (namespace, is_listable) in namespaces.into_iter().zip(are_listable) {
-            if is_listable {
-                listable.insert(namespace);
-            }
-        }
-        Arc::new(listable)
+        let reviewed = namespaces.into_iter().zip(join_all(reviews).await);
+        let listable = reviewed.filter_map(|(namespace, is_listable)| is_listable.then_some(namespace));
+        Arc::new(listable.collect())
     }
 
-    /// Checks the right of a bearer token, by the cache or by the API server, within `REVIEW_TIMEOUT`.
-    async fn review_in_time(&self, client: &Client, right: &Right, token: &str) -> Result<(), Denied> {
+    /// Checks the right of a client's bearer token, by the cache or by the API server, within `REVIEW_TIMEOUT`.
+    async fn review_in_time(&self, right: &Right, headers: &HeaderMap) -> Result<(), Denied> {
+        // Certificates were checked in the TLS handshake; here only tokens remain.
+        let (Some(token), Some(client)) = (bearer_token(headers), self.client.as_ref()) else {
+            return Err(Denied::NoCredentials);
+        };
         if let Some(verdict) = self.cached(right, token) {
             return verdict;
         }
@@ -211,7 +166,7 @@ impl Access {
             Ok(Err(error)) => kube::Error::to_string(&error),
             Err(_) => format!("it took longer than {REVIEW_TIMEOUT:?}"),
         };
-        Err(Denied::Unreviewed { reason })
+        Err(Denied::Unreviewed(reason))
     }
 
     /// Has the API server authenticate the token (`TokenReview`), unless its user is cached, and authorize its user
@@ -231,64 +186,34 @@ impl Access {
             return Ok(Err(Denied::UnknownToken));
         };
         let review = SubjectAccessReview {
-            spec: self.access_spec(right, UserInfo::clone(&user)),
+            spec: access_spec(right, UserInfo::clone(&user)),
             ..SubjectAccessReview::default()
         };
-        let reviewed = Api::<SubjectAccessReview>::all(client.clone())
-            .create(&PostParams::default(), &review)
-            .await?;
+        let api = Api::<SubjectAccessReview>::all(client.clone());
+        let reviewed = api.create(&PostParams::default(), &review).await?;
         // A review without a status was not evaluated, and grants nothing.
         let is_allowed = reviewed.status.is_some_and(|status| status.allowed);
-        if let Some(cached) = self.cache().get_mut(token) {
+        if let Some(cached) = self.cache.lock().get_mut(token) {
             cached.rights.insert(right.clone(), is_allowed);
         }
-        Ok(self.verdict(is_allowed, &user))
+        Ok(verdict(is_allowed, &user))
     }
 
     /// The user of a token; `None` if it belongs to none.
     async fn authenticate(&self, client: &Client, token: &str) -> Result<Option<Arc<UserInfo>>, kube::Error> {
         let mut review = TokenReview::default();
         token.clone_into(&mut review.spec.token);
-        let reviewed = Api::<TokenReview>::all(client.clone())
-            .create(&PostParams::default(), &review)
-            .await?;
+        let api = Api::<TokenReview>::all(client.clone());
+        let reviewed = api.create(&PostParams::default(), &review).await?;
         // An authenticator may accept a token without naming a user, to whom RBAC could give no right.
-        let status = reviewed
-            .status
-            .filter(|status| status.authenticated == Some(true));
-        let user = status.and_then(|status| status.user).map(Arc::new);
+        let status = reviewed.status.unwrap_or_default();
+        let user = status
+            .user
+            .filter(|_| status.authenticated == Some(true))
+            .map(Arc::new);
         // Cached also if the token belongs to no user: repeating it must not cost the API server a review each time.
         self.insert(token, user.clone());
         Ok(user)
-    }
-
-    /// The spec of the `SubjectAccessReview` that asks if this user has the right.
-    fn access_spec(&self, right: &Right, user: UserInfo) -> SubjectAccessReviewSpec {
-        let mut spec = SubjectAccessReviewSpec {
-            user: user.username,
-            uid: user.uid,
-            // RBAC may give the right to a group, or by attributes that an authenticator adds.
-            groups: user.groups,
-            extra: user.extra,
-            ..SubjectAccessReviewSpec::default()
-        };
-        match right {
-            Right::Views => {
-                spec.non_resource_attributes = Some(NonResourceAttributes {
-                    path: Some(self.path.clone()),
-                    verb: Some("get".to_owned()),
-                });
-            }
-            Right::ListPods(namespace) => {
-                spec.resource_attributes = Some(ResourceAttributes {
-                    namespace: namespace.as_deref().map(str::to_owned),
-                    resource: Some("pods".to_owned()),
-                    verb: Some("list".to_owned()),
-                    ..ResourceAttributes::default()
-                });
-            }
-        }
-        spec
     }
 
     /// The verdict on a token by the cached reviews; `None` if the cache lacks the token or the right.
@@ -296,34 +221,28 @@ impl Access {
         let reviewed = self.fresh(token)?;
         match &reviewed.user {
             None => Some(Err(Denied::UnknownToken)),
-            Some(user) => Some(self.verdict(*reviewed.rights.get(right)?, user)),
+            Some(user) => Some(verdict(*reviewed.rights.get(right)?, user)),
         }
-    }
-
-    /// The verdict on a user that was authenticated.
-    fn verdict(&self, is_allowed: bool, user: &UserInfo) -> Result<(), Denied> {
-        if is_allowed {
-            return Ok(());
-        }
-        let user = user.username.as_deref().unwrap_or_default().into();
-        let path = self.path.clone();
-        Err(Denied::Forbidden { user, path })
     }
 
     /// The answers about a token that are not too old.
     fn fresh(&self, token: &str) -> Option<ReviewedToken> {
-        let cache = self.cache();
-        cache.get(token).filter(|reviewed| reviewed.is_fresh()).cloned()
+        let cache = self.cache.lock();
+        let reviewed = cache
+            .get(token)
+            .filter(|reviewed| reviewed.since.elapsed() < CACHED_FOR);
+        reviewed.cloned()
     }
 
     /// Caches the user of a token, `None` for a token that the API server does not accept. A full cache loses its oldest token.
     fn insert(&self, token: &str, user: Option<Arc<UserInfo>>) {
-        let mut cache = self.cache();
+        let mut cache = self.cache.lock();
         // Tokens come from anyone, so the cache must not grow with their number.
         if cache.len() >= MAX_CACHED {
             let oldest = cache.iter().min_by_key(|(_, reviewed)| reviewed.since);
-            let oldest = oldest.map(|(token, _)| token.clone());
-            oldest.and_then(|token| cache.remove(&token));
+            if let Some(token) = oldest.map(|(token, _)| token.clone()) {
+                cache.remove(&token);
+            }
         }
         let reviewed = ReviewedToken {
             since: Instant::now(),
@@ -332,10 +251,43 @@ impl Access {
         };
         cache.insert(token.into(), reviewed);
     }
+}
 
-    fn cache(&self) -> MutexGuard<'_, HashMap<Box<str>, ReviewedToken>> {
-        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
+/// The spec of the `SubjectAccessReview` that asks if this user has the right.
+fn access_spec(right: &Right, user: UserInfo) -> SubjectAccessReviewSpec {
+    let mut spec = SubjectAccessReviewSpec {
+        user: user.username,
+        uid: user.uid,
+        // RBAC may give the right to a group, or by attributes that an authenticator adds.
+        groups: user.groups,
+        extra: user.extra,
+        ..SubjectAccessReviewSpec::default()
+    };
+    match right {
+        Right::Views => {
+            spec.non_resource_attributes = Some(NonResourceAttributes {
+                path: Some(format!("{PREFIX}/inspect")),
+                verb: Some("get".to_owned()),
+            });
+        }
+        Right::ListPods(namespace) => {
+            spec.resource_attributes = Some(ResourceAttributes {
+                namespace: namespace.as_deref().map(str::to_owned),
+                resource: Some("pods".to_owned()),
+                verb: Some("list".to_owned()),
+                ..ResourceAttributes::default()
+            });
+        }
     }
+    spec
+}
+
+/// The verdict on a user that was authenticated.
+fn verdict(is_allowed: bool, user: &UserInfo) -> Result<(), Denied> {
+    if is_allowed {
+        return Ok(());
+    }
+    Err(Denied::Forbidden(user.username.clone().unwrap_or_default()))
 }
 
 /// The token of the header `Authorization`, if the API server may accept it.
@@ -349,19 +301,21 @@ fn bearer_token(headers: &HeaderMap) -> Option<&str> {
     (scheme.eq_ignore_ascii_case("bearer") && is_plain).then_some(token)
 }
 
-/// Middleware that passes requests of authorized clients.
+/// Middleware that passes a request if views need no right, if the client has a valid certificate, or if its bearer token has the
+/// right to the views.
 pub(super) async fn require_access(
     State(extender): State<Arc<Extender>>,
     request: Request<Body>,
     next: Next,
 ) -> Response {
     let has_certificate = request.extensions().get::<ClientCertificate>().is_some();
-    match extender.access.check(has_certificate, request.headers()).await {
-        Ok(()) => next.run(request).await,
-        Err(denied) => {
-            // A view counts its requests in metrics itself, and this request reaches none.
-            extender.metrics.time(Verb::Inspect).ending = Ending::Refused;
-            denied.into_response()
-        }
+    if extender.access.is_required
+        && !has_certificate
+        && let Err(denied) = extender.access.authorize(request.headers()).await
+    {
+        // A view counts its requests in metrics itself, and this request reaches none.
+        extender.metrics.time(Verb::Inspect).ending = Ending::Refused;
+        return denied.into_response();
     }
+    next.run(request).await
 }

@@ -1,9 +1,8 @@
 //! The nodes that pods avoid: a pod whose bind failed for the state of a node is sent to the next best one.
 //!
-//! Only the node's state counts against it, not an API server that is busy, a bind that came too late, another leader, or
-//! another plugin's refusal. A pod that returns from the same node several times without a reported failure is sent elsewhere
-//! too, since a plugin that refuses this node for ever would keep the pod from all others. Members of gangs are excepted:
-//! kube-scheduler asks about a member many times before it binds the gang.
+//! A pod that returns from the same node several times without a reported failure is sent elsewhere too, since a plugin that
+//! refuses this node for ever would keep the pod from all others. Members of gangs are excepted: kube-scheduler asks about a
+//! member many times before it binds the gang.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +11,6 @@ use super::recent_pods::RecentPods;
 /// The number of returns from a node without a reported failure after which the pod avoids the node.
 const SILENT_RETURNS: u32 = 3;
 
-/// The time for which a pod avoids a node.
 const AVOIDED_FOR: Duration = Duration::from_secs(5 * 60);
 
 /// The most nodes that a pod avoids; the oldest give way.
@@ -20,11 +18,10 @@ const MAX_AVOIDED: usize = 16;
 
 /// The nodes that pods avoid and the nodes that they were sent to, by the UIDs of the pods.
 #[derive(Debug, Default)]
-pub(super) struct AvoidedNodes(RecentPods<TriedNodes>);
+pub(super) struct AvoidedNodes(pub(super) RecentPods<TriedNodes>);
 
-/// The nodes that one pod was sent to.
 #[derive(Debug, Default)]
-struct TriedNodes {
+pub(super) struct TriedNodes {
     /// The node that the last answer of `filter` named, and the number of times the pod returned from it without a reported
     /// failure; `None` once a failure was reported.
     sent_to: Option<(Box<str>, u32)>,
@@ -51,12 +48,6 @@ impl AvoidedNodes {
         tried.avoided(now)
     }
 
-    /// Forgets pods that are gone: see [`RecentPods::sweep`].
-    pub(super) fn sweep(&mut self, is_shown: impl Fn(&str) -> bool) {
-        self.0.sweep(is_shown);
-    }
-
-    /// The nodes that a pod avoids now.
     pub(super) fn avoided(&mut self, uid: &str, now: Instant) -> Vec<Box<str>> {
         let tried = self.0.get_mut(uid);
         tried.map(|tried| tried.avoided(now)).unwrap_or_default()
@@ -64,11 +55,10 @@ impl AvoidedNodes {
 
     /// Notes that the answer of `filter` for a pod names this node alone, or as the best one.
     pub(super) fn note_sent(&mut self, uid: &str, node: &str) {
-        let tried = self.0.get_or_default(uid);
+        let sent_to = &mut self.0.get_or_default(uid).sent_to;
         // For the same node the count goes on, so that returns add up.
-        let sent_to = tried.sent_to.as_ref();
-        if sent_to.is_none_or(|(sent_to, _)| **sent_to != *node) {
-            tried.sent_to = Some((node.into(), 0));
+        if sent_to.as_ref().is_none_or(|(sent_to, _)| **sent_to != *node) {
+            *sent_to = Some((node.into(), 0));
         }
     }
 

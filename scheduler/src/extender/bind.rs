@@ -2,14 +2,13 @@
 //!
 //! A bind runs to its end even if kube-scheduler hangs up, since its decision would be left open otherwise.
 
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use daemon::panics::named;
 use placement::Reason;
 use proto::extender::{ExtenderBindingArgs, ExtenderBindingResult};
 use proto::record::DEVICE_ALLOCATED;
-use rustc_hash::FxHashSet;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tracing::{debug, info, warn};
 
@@ -71,64 +70,47 @@ pub enum BindError {
 enum Cause {
     /// The node has no room for the pod.
     Node,
-    /// The cause is not this node's, so that another node would not help.
+    /// Another node would not help.
     Elsewhere,
     /// The API server does not say if another node would help.
     Unclear,
 }
 
 impl BindError {
-    /// The metrics label of the reason, and the outcome that metrics count for the request.
-    fn outcome(&self) -> (&'static str, Ending) {
+    /// The metrics label of the reason, the outcome that metrics count for the request, and the cause as far as the error shows
+    /// it.
+    fn outcome(&self) -> (&'static str, Ending, Cause) {
+        use Cause::{Elsewhere, Node, Unclear};
         match self {
-            Self::NotReady(_) => ("not_ready", Ending::NotReady),
-            Self::NotLeading(NotLeading::Starting) => ("not_leading", Ending::NotReady),
-            Self::NotLeading(_) => ("not_leading", Ending::NotLeading),
-            Self::NoPod(_) => ("no_pod", Ending::Refused),
-            Self::Late(_) => ("late", Ending::Refused),
-            Self::Unreadable(_) => ("unreadable", Ending::Refused),
-            Self::Undecided(error) => (undecided_label(error), Ending::Refused),
-            Self::Refused(_) => ("api_server", Ending::Refused),
-            Self::Busy(_) => ("api_server_busy", Ending::Refused),
-            Self::Unknown(_) | Self::Interrupted(_) => ("unknown", Ending::Unknown),
-        }
-    }
-
-    /// The cause, as far as the error shows it.
-    fn cause(&self) -> Cause {
-        match self {
-            // Filters do not offer the node while its plugin is away, so the pod need not avoid it for longer.
-            Self::Undecided(AssumeError::NoRoom {
-                reason: Reason::PluginAway,
-                ..
-            }) => Cause::Elsewhere,
-            Self::Undecided(AssumeError::NoRoom { .. } | AssumeError::Reserve { .. }) => Cause::Node,
+            Self::NotReady(_) => ("not_ready", Ending::NotReady, Elsewhere),
+            Self::NotLeading(NotLeading::Starting) => ("not_leading", Ending::NotReady, Elsewhere),
+            Self::NotLeading(_) => ("not_leading", Ending::NotLeading, Elsewhere),
+            Self::NoPod(_) => ("no_pod", Ending::Refused, Elsewhere),
+            Self::Late(_) => ("late", Ending::Refused, Elsewhere),
+            Self::Unreadable(_) => ("unreadable", Ending::Refused, Elsewhere),
+            Self::Undecided(error) => match error {
+                // Filters do not offer the node while its plugin is away, so the pod need not avoid it for longer.
+                AssumeError::NoRoom {
+                    reason: Reason::PluginAway,
+                    ..
+                } => ("plugin_away", Ending::Refused, Elsewhere),
+                AssumeError::NoRoom { .. } | AssumeError::Reserve { .. } => {
+                    ("no_room", Ending::Refused, Node)
+                }
+                AssumeError::Invalid(_) => ("invalid", Ending::Refused, Elsewhere),
+                AssumeError::BoundElsewhere { .. }
+                | AssumeError::AssumedElsewhere { .. }
+                | AssumeError::Outlived => ("bound_before", Ending::Refused, Elsewhere),
+            },
             // An admission webhook may refuse bindings to this very node.
-            Self::Refused(_) => Cause::Unclear,
-            _ => Cause::Elsewhere,
-        }
-    }
-}
-
-/// The metrics label of a bind that chose no devices.
-const fn undecided_label(error: &AssumeError) -> &'static str {
-    match error {
-        AssumeError::NoRoom {
-            reason: Reason::PluginAway,
-            ..
-        } => "plugin_away",
-        AssumeError::NoRoom { .. } | AssumeError::Reserve { .. } => "no_room",
-        AssumeError::Invalid(_) => "invalid",
-        AssumeError::BoundElsewhere { .. } | AssumeError::AssumedElsewhere { .. } | AssumeError::Outlived => {
-            "bound_before"
+            Self::Refused(_) => ("api_server", Ending::Refused, Unclear),
+            Self::Busy(_) => ("api_server_busy", Ending::Refused, Elsewhere),
+            Self::Unknown(_) | Self::Interrupted(_) => ("unknown", Ending::Unknown, Elsewhere),
         }
     }
 }
 
 /// Answers a bind request. A pod that cannot be bound is an answer too, or kube-scheduler would drop the reason.
-///
-/// # Errors
-/// The body is not a bind request.
 pub(super) async fn answer(
     extender: &Arc<Extender>,
     body: &[u8],
@@ -142,24 +124,25 @@ pub(super) async fn answer(
     let node_shown = shorten(&node);
     // A task of its own: the future of a request is dropped when kube-scheduler hangs up.
     let task = tokio::spawn(named("bind", bind_pod(Arc::clone(extender), args, deadline)));
-    let bound = match task.await {
-        Ok(bound) => bound,
-        Err(error) => Err(BindError::Interrupted(error.to_string())),
-    };
+    let bound = task
+        .await
+        .unwrap_or_else(|error| Err(BindError::Interrupted(error.to_string())));
     let error = match bound {
         Ok(devices) => {
-            extender.memory().retries.forget(&uid);
-            extender.memory().waiting.forget(&uid);
-            extender.memory().rooms.note_bound(&uid, now());
+            let mut memory = extender.memory();
+            memory.retries.forget(&uid);
+            memory.waiting.forget(&uid);
+            memory.rooms.note_bound(&uid, now());
+            drop(memory);
             extender.metrics.note_bound(&uid, now());
             info!(pod = pod_shown, node = node_shown, devices, "bound");
             String::new()
         }
         Err(error) => {
-            let (label, ending) = error.outcome();
+            let (label, ending, cause) = error.outcome();
             timer.ending = ending;
             extender.metrics.count_refused_bind(label);
-            match error.cause() {
+            match cause {
                 Cause::Node => extender.memory().avoided_nodes.note_failed(&uid, &node, now()),
                 Cause::Elsewhere => extender.memory().avoided_nodes.end_count(&uid),
                 Cause::Unclear => {}
@@ -207,12 +190,8 @@ async fn bind_pod(
     let _bind = extender.leadership().begin_bind(now())?;
     let _permit = in_time(deadline, "waiting for other binds", extender.binding.acquire()).await?;
     // kube-scheduler repeats a bind that timed out, while the first one may still wait or write.
-    let _pod_lock = in_time(
-        deadline,
-        "waiting for the pod's other bind",
-        extender.pod_locks.lock(&pod.uid),
-    )
-    .await?;
+    let pod_lock = extender.pod_locks.lock(&pod.uid);
+    let _pod_lock = in_time(deadline, "waiting for the pod's other bind", pod_lock).await?;
     let facts = in_time(deadline, "reading the pod", find_facts(&extender, &pod)).await??;
     let facts = facts.filter(|facts| extender.index.read().requests_devices(facts));
     let waiting = "waiting for other bindings to be written";
@@ -301,20 +280,17 @@ async fn decide_and_write(
         // An earlier write of the same binding may have got through, whatever the outcome of this one is.
         BindOutcome::Refused(_) | BindOutcome::Busy(_) | BindOutcome::Unknown(_) => {
             extender.index.write().mark_unknown(&pod.uid, assumed_at, now());
-            if resolving(extender).insert((pod.uid.as_str().into(), assumed_at)) {
-                tokio::spawn(named(
-                    "outcome of a bind",
-                    resolve(Arc::clone(extender), pod, assumed_at),
-                ));
+            if extender
+                .resolving
+                .lock()
+                .insert((pod.uid.as_str().into(), assumed_at))
+            {
+                let resolve = resolve(Arc::clone(extender), pod, assumed_at);
+                tokio::spawn(named("outcome of a bind", resolve));
             }
         }
     }
     bind_result(outcome).map(|()| binding.annotations.get(DEVICE_ALLOCATED).cloned())
-}
-
-/// The UIDs of pods, with assume times, for which a task of [`resolve`] runs.
-fn resolving(extender: &Extender) -> MutexGuard<'_, FxHashSet<(Box<str>, u64)>> {
-    extender.resolving.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The state of a pod's assumption (devices that a bind has chosen in memory), if it is still that with this assume time.
@@ -339,11 +315,12 @@ async fn resolve(extender: Arc<Extender>, pod: PodId, assumed_at: u64) {
     }
 }
 
-/// Returns true if the outcome of a binding is known, so that its task has to end, and takes the task out of [`resolving`] then.
+/// Returns true if the outcome of a binding is known, so that its task has to end; then takes the task out of
+/// `Extender::resolving`.
 fn forget_if_resolved(extender: &Extender, pod: &PodId, assumed_at: u64) -> bool {
     // A bind first notes that the outcome is unknown, and then inserts its assumption into `resolving`. Under this lock either
     // the task sees that phase, or the bind finds no entry and starts another task.
-    let mut resolving = resolving(extender);
+    let mut resolving = extender.resolving.lock();
     let is_resolved = state_of(extender, pod, assumed_at).is_none_or(|state| state.phase == Phase::Written);
     if is_resolved {
         resolving.remove(&(Box::from(pod.uid.as_str()), assumed_at));

@@ -16,7 +16,6 @@ use crate::keyed_lock::{KeyGuard, KeyedLock};
 /// The time that a binding waits for the one before it on its node: well below what is left of kube-scheduler's timeout.
 const NODE_QUEUE_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Issues [`BindPermit`]s.
 #[derive(Debug)]
 pub(super) struct BindLimiter {
     permits: Arc<Semaphore>,

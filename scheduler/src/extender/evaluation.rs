@@ -52,7 +52,6 @@ pub(super) enum Demand<'a> {
     AssumedOn(Box<str>),
 }
 
-/// A node that does not fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct NodeMisfit {
     pub(super) reason: Reason,
@@ -95,12 +94,10 @@ pub(super) struct RankKey<'a> {
     pub(super) has_failed: bool,
     /// True if the node has a `PreferNoSchedule` taint that the pod does not tolerate.
     pub(super) is_avoided: bool,
-    /// The score of the node by policy.
     pub(super) score: Reverse<Score>,
     pub(super) name: &'a str,
 }
 
-/// Ranks nodes for one pod.
 #[derive(Debug)]
 pub(super) struct Ranker<'a> {
     pub(super) index: &'a Index,
@@ -134,8 +131,8 @@ impl<'a> FilterRequest<'a> {
         }
         // One check of the whole body for UTF-8 is cheaper than one for each name.
         let text = std::str::from_utf8(body).map_err(|error| RequestError::malformed(verb, &error))?;
-        let args: ExtenderArgs<'a> =
-            serde_json::from_str(text).map_err(|error| RequestError::malformed(verb, &error))?;
+        let args = serde_json::from_str::<ExtenderArgs<'a>>(text);
+        let args = args.map_err(|error| RequestError::malformed(verb, &error))?;
         let (names, whole_nodes) = match (args.node_names, args.nodes) {
             (Some(names), _) => {
                 let names: Vec<Cow<'a, str>> = names.into_iter().map(|Name(name)| name).collect();
@@ -151,10 +148,8 @@ impl<'a> FilterRequest<'a> {
                 (names, Some(nodes.items))
             }
             (None, None) => {
-                return Err(RequestError::malformed(
-                    verb,
-                    &"neither NodeNames nor Nodes is given",
-                ));
+                let problem = "neither NodeNames nor Nodes is given";
+                return Err(RequestError::malformed(verb, &problem));
             }
         };
         Ok(Self {
@@ -209,7 +204,6 @@ impl<'a> Demand<'a> {
 }
 
 impl Evaluation<'_> {
-    /// Adds a node that does not fit.
     #[inline]
     pub(super) fn refuse(&mut self, idx: usize, misfit: NodeMisfit) {
         if let Some(count) = self.n_refused.get_mut(misfit.reason as usize) {
@@ -227,14 +221,6 @@ impl NodeMisfit {
         Self {
             reason,
             is_unknown_node: false,
-        }
-    }
-
-    /// The misfit of a node that the scheduler does not know by its name.
-    const fn of_unknown_node(reason: Reason) -> Self {
-        Self {
-            reason,
-            is_unknown_node: true,
         }
     }
 }
@@ -263,28 +249,27 @@ fn evaluate<'n>(
 
 /// Evaluates a node that does not exist: an empty one with the capacity of the template.
 fn evaluate_template(index: &Index, node: &Node, demand: &ResourceDemand<'_>) -> Result<(), NodeMisfit> {
+    let unknown = |reason| NodeMisfit {
+        reason,
+        is_unknown_node: true,
+    };
     let Some(report) = inventory::of_template(node, index.names()) else {
         // Without device resources the template may still be a node of the vendor's plugin, which kube-scheduler counts itself.
         return match demand.gpus {
-            RequestedGpus::Share(_) | RequestedGpus::All { .. } => {
-                Err(NodeMisfit::of_unknown_node(Reason::NoDevice))
-            }
+            RequestedGpus::Share(_) | RequestedGpus::All { .. } => Err(unknown(Reason::NoDevice)),
             RequestedGpus::Nothing | RequestedGpus::Whole(_) => Ok(()),
         };
     };
     if report.is_unit_unknown && !demand.in_units {
-        return Err(NodeMisfit::of_unknown_node(Reason::UnitUnknown));
+        return Err(unknown(Reason::UnitUnknown));
     }
     // A fleet of its own, so that the request leaves no trace in the index.
     let mut empty = Fleet::new();
     empty.set_inventory("template", report.inventory);
-    let Some(id) = empty.node_id("template") else {
-        return Err(NodeMisfit::of_unknown_node(Reason::NoDevice));
-    };
+    let id = empty.node_id("template").ok_or(unknown(Reason::NoDevice))?;
+    let fit = empty.fit(id, demand.devices(), Hints::Ignore);
     // A template that is too small stays so, while a node that is unknown may turn out to fit.
-    empty
-        .fit(id, demand.devices(), Hints::Ignore)
-        .map_err(NodeMisfit::of_known_node)
+    fit.map_err(NodeMisfit::of_known_node)
 }
 
 /// Evaluates the nodes of a request. Reports all nodes that fit, or with `best` this number of the best by the ranker.

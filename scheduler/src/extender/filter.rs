@@ -15,7 +15,7 @@ use proto::pod_group::GroupDomain;
 use super::evaluation::{Demand, Evaluation, FilterRequest, NodeMisfit, Ranker, evaluate_all};
 use super::group::MemberFilter;
 use super::preempt::awaited_victims_text;
-use super::recheck::{PodRefusal, wait_for_update};
+use super::recheck::{PAUSE, PodRefusal, wait_for_update};
 use super::requeue::{MIN_SAMPLE, SampleRetries};
 use super::{Extender, RequestError, json, now};
 use crate::accounting::PodFacts;
@@ -24,7 +24,6 @@ use crate::bind::{PodId, is_pod_identity};
 use crate::config::MisfitNodes;
 use crate::index::room_rules::check_spec;
 use crate::index::{Attempt, GroupOfPod, Index, MemberOutcome, MemberStep, ResourceDemand};
-use crate::leader::NotLeading;
 use crate::metrics::Metrics;
 
 /// The text for every node of a request that may be a sample of the cluster's nodes: with a text for each reason, the counts in
@@ -40,6 +39,8 @@ pub struct FilterResult {
     /// The JSON for kube-scheduler.
     pub json: Vec<u8>,
     outcome: Outcome,
+    /// True if no room has opened since the pod's last refusal.
+    is_repeated: bool,
     /// The pod's UID; `None` if the pod requests nothing that this scheduler counts.
     uid: Option<Box<str>>,
     /// The number of refused nodes for each reason, in the order of [`Reason::ALL`].
@@ -51,7 +52,6 @@ pub struct FilterResult {
 /// The outcome of a request, by what kube-scheduler does with the pod next.
 #[derive(Debug)]
 enum Outcome {
-    /// Some node fits.
     Fits,
     /// No node fits, for a reason of the pod itself.
     Rejected,
@@ -78,7 +78,6 @@ struct Filter<'i, 'r> {
     now: Instant,
 }
 
-/// The texts for nodes that do not fit.
 #[derive(Debug, Default)]
 struct RefusalTexts<'a> {
     /// The text of each reason, with the amounts of the request; empty if some node fits.
@@ -96,24 +95,26 @@ struct RefusalTexts<'a> {
 }
 
 /// Answers a filter request. Rechecks a refusal once if the state may be stale.
-///
-/// # Errors
-/// The body is not a filter request, the watches have not synced, or another replica leads.
 pub(super) async fn answer_rechecked(extender: &Extender, body: &[u8]) -> Result<Vec<u8>, RequestError> {
     extender.check_leading()?;
     let request = FilterRequest::parse("filter", body, &extender.name_lists)?;
     let mut result = answer_once(extender, &request, now())?;
     if let Outcome::Refused(refusal) = &result.outcome
-        && extender.memory().recheck.should_recheck(refusal, now())
+        // kube-scheduler has tried a refused pod again, and no room has opened here since. A first attempt needs no such cause,
+        // but a watch that has not even shown the pod may lack the end of other pods before it.
+        && (refusal.is_unseen || result.is_repeated)
+        && extender.memory().rechecks_paused_until.is_none_or(|until| until <= now())
     {
         // No lock is held while waiting: the watch needs it to bring the update.
         let is_updated = wait_for_update(&extender.index, refusal).await;
         // The wait is long enough for another replica to have taken over.
         extender.check_leading()?;
         result = answer_once(extender, &request, now())?;
-        let refusal = result.outcome.refusal();
-        extender.memory().recheck.finish(refusal, is_updated, now());
-        extender.metrics.count_recheck(refusal.is_none());
+        // The watch is not behind, or is too far behind: the next refusals would be held back for nothing too.
+        if !is_updated {
+            extender.memory().rechecks_paused_until = Some(now() + PAUSE);
+        }
+        extender.metrics.count_recheck(result.outcome.refusal().is_none());
     }
     result.count(&extender.metrics, now());
     Ok(result.json)
@@ -165,20 +166,21 @@ fn answer_once(
     let (namespace, name) = (pod.metadata.namespace.as_deref(), pod.metadata.name.as_deref());
     // Any client may have sent the request: state is kept only for an identity that the API server could have given to a pod.
     let can_exist = is_pod_identity(pod.uid(), namespace.unwrap_or_default(), name.unwrap_or_default());
-    if extender.makes_room && can_exist {
+    if extender.evicts_for_room.is_some() && can_exist {
         filter.note_for_room(&demand, &evaluation, &outcome);
     }
     // The facts of a pod that the watch shows are newer than those of any request.
     let unseen_facts = facts.filter(|_| index.pod(pod.uid()).is_none());
     drop(index);
 
+    let mut is_repeated = false;
     if can_exist {
         let mut memory = extender.memory();
         if let Some(facts) = unseen_facts {
             memory.facts.insert(pod.uid(), facts);
         }
         if outcome.waits_for_room() {
-            memory.waiting.refuse(pod.uid(), openings, now);
+            is_repeated = memory.waiting.refuse(pod.uid(), openings, now);
         }
         drop(memory);
         if let Some(resources) = demand.resources() {
@@ -191,8 +193,13 @@ fn answer_once(
         // Written once the room is kept, as kube-scheduler filters the next pod as soon as it has the result.
         json: write_result(request, &evaluation, &texts, extender.misfit_nodes),
         outcome,
+        is_repeated,
         uid: is_counted.then(|| pod.uid().into()),
-        n_refused: count_reasons(&demand, &evaluation),
+        n_refused: match &demand {
+            // With a binding under way, or while the pod's gang waits, the reasons of the nodes are placeholders.
+            Demand::AssumedOn(_) | Demand::GangPaused => [0; Reason::ALL.len()],
+            Demand::Nothing | Demand::Resources(_) | Demand::Rejected(_) => evaluation.n_refused,
+        },
         group_decision: with_wish.map(|group| group.wish.domain).zip(decision),
     })
 }
@@ -309,11 +316,11 @@ impl<'r> Filter<'_, 'r> {
             _ if pod.spec.has_preferences() => None,
             n_nodes => n_nodes,
         };
-        let failed = self
-            .extender
-            .memory()
+        let mut memory = self.extender.memory();
+        let failed = memory
             .avoided_nodes
             .count_return(pod.uid(), is_gang_member, self.now);
+        drop(memory);
         let ranker = Ranker {
             index: self.index,
             spec: &pod.spec,
@@ -328,9 +335,9 @@ impl<'r> Filter<'_, 'r> {
                 demand,
                 resources,
             };
-            let verdict = member.evaluate(&ranker);
-            (outcome, decision) = (Some(verdict.outcome), verdict.decision);
-            if let Some(evaluation) = verdict.evaluation {
+            let (evaluation, outcome_to_keep, decided) = member.evaluate(&ranker);
+            (outcome, decision) = (Some(outcome_to_keep), decided);
+            if let Some(evaluation) = evaluation {
                 return (evaluation, outcome, decision);
             }
         }
@@ -428,12 +435,13 @@ impl<'r> Filter<'_, 'r> {
         }
         let nodes = self.request.names.nodes(self.index);
         // No node fits, so that every place of the request has its misfit.
-        let lacks_room = |place: u32| {
-            let misfit = evaluation.misfits.get(place as usize);
-            misfit.is_some_and(|(_, misfit)| misfit.reason.is_lack_of_room())
-        };
-        let lacking = nodes.iter().filter(|(place, _)| lacks_room(*place));
-        let lacking: Vec<NodeId> = lacking.filter_map(|(_, node)| *node).collect();
+        let mut lacking: Vec<NodeId> = Vec::new();
+        for (place, node) in nodes.iter() {
+            let misfit = evaluation.misfits.get(*place as usize);
+            if misfit.is_some_and(|(_, misfit)| misfit.reason.is_lack_of_room()) {
+                lacking.extend(*node);
+            }
+        }
         if lacking.is_empty() {
             // The end of no pod helps.
             return self.extender.memory().refused.forget(pod.uid());
@@ -446,9 +454,8 @@ impl<'r> Filter<'_, 'r> {
         let created = pod.metadata.creation_timestamp.as_ref();
         let created = created.map_or(i64::MAX, |created| created.0.as_second());
         let mut memory = self.extender.memory();
-        memory
-            .refused
-            .refuse((id, pod.priority(), created), lacking.into_iter(), self.now);
+        let pod = (id, pod.priority(), created);
+        memory.refused.refuse(pod, lacking.into_iter(), self.now);
     }
 
     /// Returns true if the request may name a sample of the cluster's nodes: kube-scheduler may know more.
@@ -479,11 +486,13 @@ impl<'r> Filter<'_, 'r> {
 
 /// The text of each reason for which a node is refused: nodes share them, and a cluster may have thousands.
 fn texts_by_reason(resources: &ResourceDemand<'_>, evaluation: &Evaluation<'_>) -> Vec<(Reason, String)> {
-    let counts = Reason::ALL.into_iter().zip(evaluation.n_refused);
-    let given = counts.filter(|(_, n_nodes)| *n_nodes > 0);
-    given
-        .map(|(reason, _)| (reason, resources.refusal(reason)))
-        .collect()
+    let mut texts = Vec::new();
+    for (reason, n_nodes) in Reason::ALL.into_iter().zip(evaluation.n_refused) {
+        if n_nodes > 0 {
+            texts.push((reason, resources.refusal(reason)));
+        }
+    }
+    texts
 }
 
 /// Keeps room for the pod on the best node, or on the only one that fits, and notes the node that the pod is sent to.
@@ -506,10 +515,8 @@ fn keep_room(
     }
     if let Some((group, outcome)) = member {
         let is_kept = !matches!(outcome, MemberOutcome::Unplaced(_));
-        extender
-            .index
-            .write()
-            .note_outcome(group, outcome, resources, &attempt, now);
+        let mut index = extender.index.write();
+        index.note_outcome(group, outcome, resources, &attempt, now);
         if is_kept {
             return;
         }
@@ -524,10 +531,9 @@ fn keep_room(
         extender.index.write().note_member(uid, &attempt, false, now);
         return;
     }
-    let is_outdated = {
-        let index = extender.index.read();
-        index.hints().is_hinted(uid) && !index.hints().is_nominated(uid)
-    };
+    let index = extender.index.read();
+    let is_outdated = index.hints().is_hinted(uid) && !index.hints().is_nominated(uid);
+    drop(index);
     // The result names several nodes or none, so that the room kept by an earlier result serves no pod. The room of a nomination,
     // which is kube-scheduler's own decision, stays.
     if is_outdated {
@@ -579,10 +585,8 @@ impl RefusalTexts<'_> {
             (Some(text), _) => text,
             (None, Some((node, text))) if node == name => text,
             (None, _) => {
-                let mut known = self.by_reason.iter();
-                let of_reason =
-                    || known.find_map(|(reason, text)| (*reason == misfit.reason).then_some(text));
-                let text = self.mistaken.get(name).or_else(of_reason);
+                let of_reason = self.by_reason.iter().find(|(reason, _)| *reason == misfit.reason);
+                let text = self.mistaken.get(name).or(of_reason.map(|(_, text)| text));
                 text.map_or(misfit.reason.as_str(), String::as_str)
             }
         }
@@ -595,15 +599,6 @@ impl RefusalTexts<'_> {
         let is_out_of_room =
             misfit_nodes == MisfitNodes::Resolvable && misfit.reason.is_lack_of_room() && !self.is_for_group;
         misfit.is_unknown_node || is_nominated || is_out_of_room
-    }
-}
-
-/// The number of refused nodes for each reason, in the order of [`Reason::ALL`].
-fn count_reasons(demand: &Demand<'_>, evaluation: &Evaluation<'_>) -> [u64; Reason::ALL.len()] {
-    // With a binding under way, or while the pod's gang waits, the reasons of the nodes are placeholders.
-    match demand {
-        Demand::AssumedOn(_) | Demand::GangPaused => [0; Reason::ALL.len()],
-        Demand::Nothing | Demand::Resources(_) | Demand::Rejected(_) => evaluation.n_refused,
     }
 }
 
@@ -633,7 +628,7 @@ impl FilterResult {
             Outcome::GangPaused => return Some(GANG_PAUSED_LABEL),
             _ => {}
         }
-        let (mut reason, mut n_most) = (None, 0);
+        let (mut reason, mut n_most) = (Reason::InvalidRequest, 0);
         for (nth, n_nodes) in Reason::ALL.into_iter().zip(self.n_refused) {
             // Nodes without GPUs say nothing about the pod, so that their reason counts only if there is no other.
             let weight = match nth {
@@ -641,17 +636,9 @@ impl FilterResult {
                 _ => n_nodes.saturating_mul(2),
             };
             if weight > 0 && weight >= n_most {
-                (reason, n_most) = (Some(nth), weight);
+                (reason, n_most) = (nth, weight);
             }
         }
-        Some(reason.unwrap_or(Reason::InvalidRequest).label())
+        Some(reason.label())
     }
-}
-
-/// The result of a replica that does not lead: kube-scheduler tries the pod again.
-pub(super) fn error_result(reason: NotLeading) -> Vec<u8> {
-    json(&ExtenderFilterResult {
-        error: reason.to_string(),
-        ..ExtenderFilterResult::default()
-    })
 }

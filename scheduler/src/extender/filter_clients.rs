@@ -1,11 +1,10 @@
 //! The clients that send filter requests, for `kubectl gpushare doctor`: a kube-scheduler that is configured with the extender
 //! shows here, and so does one that should not be.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
 use axum::body::Body;
 use daemon::http_server::ClientName;
 use http::{Request, header};
+use parking_lot::Mutex;
 use proto::read_api::FilterClient;
 
 use crate::api_server::shorten;
@@ -28,14 +27,15 @@ impl FilterClients {
         let name = request.extensions().get::<ClientName>();
         let name = name.map(|name| shorten(&name.0)).unwrap_or_default();
         let last = unix_time().as_secs();
-        let (n_requests, clients) = &mut *self.lock();
+        let (n_requests, clients) = &mut *self.0.lock();
         *n_requests += 1;
-        for client in clients.iter_mut() {
-            if client.name == name && client.user_agent == user_agent {
-                client.requests += 1;
-                client.last = last;
-                return;
-            }
+        let known = clients
+            .iter_mut()
+            .find(|known| known.name == name && known.user_agent == user_agent);
+        if let Some(client) = known {
+            client.requests += 1;
+            client.last = last;
+            return;
         }
         if clients.len() >= MAX_CLIENTS {
             clients.remove(0);
@@ -50,11 +50,7 @@ impl FilterClients {
 
     /// The number of filter requests so far, and the clients that are remembered.
     pub(super) fn read(&self) -> (u64, Vec<FilterClient>) {
-        self.lock().clone()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, (u64, Vec<FilterClient>)> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().clone()
     }
 }
 

@@ -21,7 +21,6 @@ const MAX_ROOMS: usize = 16;
 /// A node of the request that fits the member alone, and its rank.
 type Candidate<'n> = (RankKey<'n>, ReportedNode<'n>);
 
-/// Room for a whole group on a node.
 struct FoundRoom<'n> {
     /// Higher is better: first nodes on which the member has not failed, then those that it does not avoid, then the score.
     rank: (bool, bool, Score),
@@ -30,15 +29,9 @@ struct FoundRoom<'n> {
     room: GroupRoom,
 }
 
-/// The verdict on a member.
-pub(super) struct MemberVerdict<'n> {
-    /// The verdict on each node; `None` if they are evaluated as for any pod.
-    pub(super) evaluation: Option<Evaluation<'n>>,
-    /// The outcome to keep for later members.
-    pub(super) outcome: MemberOutcome,
-    /// The metrics label of the decision for the whole group; `None` if it was made for an earlier member.
-    pub(super) decision: Option<&'static str>,
-}
+/// The verdict on a member: the evaluation of all nodes, or `None` if they are evaluated as for any pod; the outcome to keep for
+/// later members; and the metrics label of the decision for the whole group, unless it was made for an earlier member.
+pub(super) type MemberVerdict<'n> = (Option<Evaluation<'n>>, MemberOutcome, Option<&'static str>);
 
 /// A filter request for a member of a group with a wish.
 pub(super) struct MemberFilter<'a, 'n> {
@@ -53,10 +46,10 @@ impl<'n> MemberFilter<'_, 'n> {
     /// Evaluates the member by the decision for its group, which is made at the first member.
     pub(super) fn evaluate(&self, ranker: &Ranker<'_>) -> MemberVerdict<'n> {
         match self.index.hints().step(self.group, self.resources.uid) {
-            MemberStep::AsAny => MemberVerdict::decided_before(None, MemberOutcome::Unplaced(None)),
+            MemberStep::AsAny => (None, MemberOutcome::Unplaced(None), None),
             MemberStep::Refuse(text) => {
                 let refused = self.misfits(Arc::clone(&text));
-                MemberVerdict::decided_before(Some(refused), MemberOutcome::Unplaced(Some(text)))
+                (Some(refused), MemberOutcome::Unplaced(Some(text)), None)
             }
             MemberStep::Join(node) => self.join(node),
             MemberStep::Choose => self.choose(ranker),
@@ -87,22 +80,24 @@ impl<'n> MemberFilter<'_, 'n> {
         let named = self.node_of_request(node);
         let place = named.and_then(|_| self.index.place_in_group(self.group, self.resources));
         if let (Some(reported), Some(place)) = (named, place) {
-            return MemberVerdict::decided_before(Some(only(reported)), MemberOutcome::Joined(node, place));
+            return (Some(only(reported)), MemberOutcome::Joined(node, place), None);
         }
         if !self.is_required() {
-            return MemberVerdict::decided_before(None, MemberOutcome::Unplaced(None));
+            return (None, MemberOutcome::Unplaced(None), None);
         }
         let domain = self.domain_words();
         let text = match named {
             Some(_) => format!("the {domain} on which the pod's group has room has none for this pod"),
-            None => {
-                format!(
-                    "the node on which the pod's group has room on one {domain} is not among those asked about"
-                )
-            }
+            None => format!(
+                "the node on which the pod's group has room on one {domain} is not among those asked about"
+            ),
         };
         // An outcome without a text refuses this member alone.
-        MemberVerdict::decided_before(Some(self.misfits(text.into())), MemberOutcome::Unplaced(None))
+        (
+            Some(self.misfits(text.into())),
+            MemberOutcome::Unplaced(None),
+            None,
+        )
     }
 
     /// The node in the request, if the request names it and its device plugin can serve the member.
@@ -122,11 +117,6 @@ impl<'n> MemberFilter<'_, 'n> {
     /// Chooses room for the whole group in the first of [`Self::domains`] for which any node has room, on the best such node.
     fn choose(&self, ranker: &Ranker<'_>) -> MemberVerdict<'n> {
         let members = self.index.members_to_place(self.group, self.resources);
-        let decided = |evaluation, outcome, decision| MemberVerdict {
-            evaluation,
-            outcome,
-            decision: Some(decision),
-        };
         let mut most = 0;
         // Members that are bound on several nodes can share no domain any more.
         if !members.is_apart {
@@ -149,14 +139,14 @@ impl<'n> MemberFilter<'_, 'n> {
                             is_for_alike: members.are_known,
                         };
                         let evaluation = Some(only(found.reported));
-                        return decided(evaluation, MemberOutcome::Chosen(chosen), decision);
+                        return (evaluation, MemberOutcome::Chosen(chosen), Some(decision));
                     }
                     Err(n_members) => most = most.max(n_members),
                 }
             }
         }
         if !self.is_required() {
-            return decided(None, MemberOutcome::Unplaced(None), "any");
+            return (None, MemberOutcome::Unplaced(None), Some("any"));
         }
         let (domain, asked, n) = (self.domain_words(), self.resources.asked(), members.n_alike);
         let text: Arc<str> = if members.is_apart {
@@ -165,7 +155,11 @@ impl<'n> MemberFilter<'_, 'n> {
             format!("no {domain} has room for {n} pods of {asked}; the largest has room for {most}").into()
         };
         let refused = self.misfits(Arc::clone(&text));
-        decided(Some(refused), MemberOutcome::Unplaced(Some(text)), "refused")
+        (
+            Some(refused),
+            MemberOutcome::Unplaced(Some(text)),
+            Some("refused"),
+        )
     }
 
     /// The domains in which room is looked for, each with its name in metrics as the outcome.
@@ -237,17 +231,6 @@ impl<'n> MemberFilter<'_, 'n> {
             }
         }
         best.ok_or(most)
-    }
-}
-
-impl<'n> MemberVerdict<'n> {
-    /// The verdict on a member for whose group the decision was made at an earlier member.
-    const fn decided_before(evaluation: Option<Evaluation<'n>>, outcome: MemberOutcome) -> Self {
-        Self {
-            evaluation,
-            outcome,
-            decision: None,
-        }
     }
 }
 

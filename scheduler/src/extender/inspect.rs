@@ -22,7 +22,7 @@ use placement::NodeId;
 use proto::memory_unit::MemoryUnit;
 use proto::read_api::{Gpu, Node, OtherDevice};
 use serde::Serialize;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::{Extender, access, json, respond};
 use crate::config::PREFIX;
@@ -30,27 +30,9 @@ use crate::index::view;
 use crate::metrics::{Ending, Verb};
 
 /// The most views that are answered at one time; more wait as long as a request may take to arrive.
-const MAX_VIEWS: usize = 8;
+pub(super) const MAX_VIEWS: usize = 8;
 /// The length at which a piece of an answer is sent, in bytes.
 const PIECE: usize = 32 << 10;
-
-/// Limits of the views.
-#[derive(Debug)]
-pub(super) struct ViewLimits {
-    /// One permit for each answer, until the client has taken its last byte.
-    views: Arc<Semaphore>,
-    /// One permit, for the view that is made into JSON: views take at most one core from filters.
-    rendering: Semaphore,
-}
-
-impl Default for ViewLimits {
-    fn default() -> Self {
-        Self {
-            views: Arc::new(Semaphore::new(MAX_VIEWS)),
-            rendering: Semaphore::new(1),
-        }
-    }
-}
 
 /// The routes of the views, for clients with access.
 pub(super) fn routes(extender: &Arc<Extender>) -> Router<Arc<Extender>> {
@@ -83,7 +65,6 @@ async fn inspect_all(State(extender): State<Arc<Extender>>) -> Response {
     (content_type, Body::from_stream(pieces)).into_response()
 }
 
-/// Answers with the view of one node.
 async fn inspect_node(State(extender): State<Arc<Extender>>, Path(name): Path<String>) -> Response {
     let _permit = match acquire_view(&extender).await {
         Ok(permit) => permit,
@@ -101,7 +82,7 @@ async fn inspect_node(State(extender): State<Arc<Extender>>, Path(name): Path<St
 
 /// Waits for a permit; returns the refusal if none is free in time.
 async fn acquire_view(extender: &Extender) -> Result<OwnedSemaphorePermit, Response> {
-    let permit = Arc::clone(&extender.view_limits.views).acquire_owned();
+    let permit = Arc::clone(&extender.views).acquire_owned();
     if let Ok(Ok(permit)) = tokio::time::timeout(extender.serving.read_timeout, permit).await {
         return Ok(permit);
     }
@@ -129,7 +110,7 @@ impl NodeStream {
         if self.has_ended {
             return None;
         }
-        let permit = self.extender.view_limits.rendering.acquire().await;
+        let permit = self.extender.rendering.acquire().await;
         // Larger pieces would hold up the next view, smaller ones cost a frame each.
         let mut piece = Vec::with_capacity(PIECE);
         if self.n_written == 0 {
@@ -248,10 +229,8 @@ impl From<Node> for InspectedNode {
             Some(unit) => unit.to_string(),
             None => unit_bytes.to_string(),
         };
-        let mut devs = Vec::with_capacity(node.gpus.len());
-        for gpu in node.gpus {
-            devs.push(InspectedGpu::new(gpu, unit_bytes));
-        }
+        let gpus = node.gpus.into_iter();
+        let devs: Vec<_> = gpus.map(|gpu| InspectedGpu::new(gpu, unit_bytes)).collect();
         Self {
             name: node.name,
             total_gpu: devs.iter().map(|gpu| gpu.total_gpu).sum(),
@@ -309,10 +288,10 @@ impl InspectedGpu {
 /// overcommitted.
 fn used_units(used: u64, total: u64, unit: u64) -> u64 {
     let rounded_up = used.div_ceil(unit);
-    if used <= total {
-        rounded_up.min(total / unit)
-    } else {
+    if used > total {
         rounded_up
+    } else {
+        rounded_up.min(total / unit)
     }
 }
 

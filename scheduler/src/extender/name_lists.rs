@@ -5,12 +5,10 @@
 //! body, byte for byte, so that one comparison takes the place of reading thousands of strings and looking each up.
 
 use std::borrow::Cow;
-use std::cmp::Reverse;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
-use parking_lot::RwLock;
+use parking_lot::Mutex;
 use placement::NodeId;
 
 use crate::index::Index;
@@ -34,7 +32,6 @@ const EMPTY: &[u8] = b"\"NodeNames\":[]}";
 /// The node names of a request, in its order.
 #[derive(Debug)]
 pub(super) enum NodeNames<'a> {
-    /// As read from the body.
     Read(Vec<Cow<'a, str>>),
     /// As remembered from the body of an earlier request.
     Remembered(Arc<NameList>),
@@ -43,27 +40,20 @@ pub(super) enum NodeNames<'a> {
 /// The end of a body from its last field on, which is the list of names.
 #[derive(Debug)]
 pub(super) struct NameList {
-    /// The end of the body.
     tail: String,
     /// The place of each name in `tail`.
     spans: Vec<Range<u32>>,
     /// The nodes in the order of their names, as of a version of the fleet's table of node names; set when the list is used
     /// again.
     nodes: Mutex<(Option<u64>, NamedNodes)>,
-    /// The number of uses of all lists at the last use of this one.
-    last_use: AtomicU64,
 }
 
 /// The place of each name in the request, and its node in the fleet.
 type NamedNodes = Arc<[(u32, Option<NodeId>)]>;
 
-/// The lists that were used last.
+/// The lists that were used last, the latest first.
 #[derive(Debug, Default)]
-pub(super) struct NameLists {
-    // Requests compare their bodies with the lists at the same time.
-    lists: RwLock<Vec<Arc<NameList>>>,
-    n_uses: AtomicU64,
-}
+pub(super) struct NameLists(Mutex<Vec<Arc<NameList>>>);
 
 impl NodeNames<'_> {
     pub(super) fn len(&self) -> usize {
@@ -73,7 +63,6 @@ impl NodeNames<'_> {
         }
     }
 
-    /// The names in the order of the request.
     pub(super) fn iter(&self) -> impl Iterator<Item = &str> {
         (0..self.len()).map(|idx| self.get(idx))
     }
@@ -103,7 +92,7 @@ impl NodeNames<'_> {
             return (0..).map(look_up).take(self.len()).collect();
         };
         let version = Some(filter.names_version());
-        let mut cached = list.nodes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut cached = list.nodes.lock();
         let (cached_version, nodes) = &mut *cached;
         if *cached_version != version {
             // Sorted once: the order of the names stays when nodes come and go.
@@ -163,7 +152,6 @@ impl NameList {
             tail: body.get(begin..)?.to_owned(),
             spans,
             nodes: Mutex::default(),
-            last_use: AtomicU64::default(),
         })
     }
 }
@@ -173,12 +161,13 @@ impl NameLists {
     ///
     /// Both bodies are valid JSON, or neither: one array replaces another, and the same end of the object follows.
     pub(super) fn find(&self, body: &[u8]) -> Option<(Arc<NameList>, Vec<u8>)> {
-        let list = {
-            let lists = self.lists.read();
-            let found = lists.iter().find(|list| body.ends_with(list.tail.as_bytes()));
-            Arc::clone(found?)
-        };
-        self.note_use(&list);
+        let mut lists = self.0.lock();
+        let at = lists
+            .iter()
+            .position(|list| body.ends_with(list.tail.as_bytes()))?;
+        lists.get_mut(..=at)?.rotate_right(1);
+        let list = Arc::clone(lists.first()?);
+        drop(lists);
         let head = body.strip_suffix(list.tail.as_bytes())?;
         Some((list, [head, EMPTY].concat()))
     }
@@ -188,22 +177,14 @@ impl NameLists {
         let Some(list) = NameList::of(body, names) else {
             return;
         };
-        self.note_use(&list);
-        let mut lists = self.lists.write();
-        lists.push(Arc::new(list));
-        lists.sort_unstable_by_key(|list| Reverse(list.last_use.load(Ordering::Relaxed)));
+        let mut lists = self.0.lock();
+        lists.insert(0, Arc::new(list));
         lists.truncate(CAPACITY);
         let mut n_bytes = 0;
         lists.retain(|list| {
             n_bytes += list.tail.len();
             n_bytes <= MAX_BYTES
         });
-    }
-
-    /// Makes a list the one that was used last.
-    fn note_use(&self, list: &NameList) {
-        let n_uses = self.n_uses.fetch_add(1, Ordering::Relaxed);
-        list.last_use.store(n_uses, Ordering::Relaxed);
     }
 }
 

@@ -1,7 +1,7 @@
 //! State of pods from one request to the next, and the sweep that forgets pods that are gone.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::time::{MissedTickBehavior, interval};
 
@@ -9,7 +9,6 @@ use super::Extender;
 use super::avoided_nodes::AvoidedNodes;
 use super::preempt::NamedVictims;
 use super::recent_pods::RecentPods;
-use super::recheck::Recheck;
 use super::requeue::{SampleRetries, WaitingPods};
 use crate::accounting::PodFacts;
 use crate::make_room::Rooms;
@@ -29,7 +28,8 @@ pub(crate) struct PodMemory {
     pub(super) victims: RecentPods<NamedVictims>,
     pub(super) retries: SampleRetries,
     pub(super) waiting: WaitingPods,
-    pub(super) recheck: Recheck,
+    /// No refusal is rechecked before this time.
+    pub(super) rechecks_paused_until: Option<Instant>,
     /// The pods for which the leader may make room, with the nodes that refused them.
     pub(crate) refused: RefusedPods,
     pub(crate) rooms: Rooms,
@@ -39,11 +39,10 @@ impl PodMemory {
     /// Forgets the pods that the last sweep has seen and that are not shown now.
     fn sweep(&mut self, is_shown: impl Fn(&str) -> bool) {
         self.facts.sweep(&is_shown);
-        self.avoided_nodes.sweep(&is_shown);
+        self.avoided_nodes.0.sweep(&is_shown);
         self.victims.sweep(&is_shown);
-        self.retries.sweep(&is_shown);
+        self.retries.samples.sweep(&is_shown);
         self.waiting.sweep(&is_shown);
-        self.recheck.sweep(&is_shown);
     }
 }
 
@@ -115,7 +114,8 @@ mod tests {
         let spec = json!({"priority": -1, "containers": [{"name": "c", "resources": {"limits": limits}}]});
         let pod = json!({"metadata": {"name": "waits", "namespace": "d", "uid": "waits"}, "spec": spec});
         let pods = std::iter::once(pod.clone());
-        let extender = offline::extender(std::iter::once(node), std::iter::empty(), pods).making_room(true);
+        let mut extender = offline::extender(std::iter::once(node), std::iter::empty(), pods);
+        extender.evicts_for_room = Some(true);
         let request = json!({"Pod": pod, "NodeNames": ["n1"]}).to_string();
         filter::answer(&extender, request.as_bytes(), now()).unwrap();
         let memory = extender.memory();

@@ -39,7 +39,6 @@ const VICTIMS_NOT_ENDED: [&str; 2] = [
 /// The victims in the last answer for a pod.
 #[derive(Debug)]
 pub(super) struct NamedVictims {
-    /// The time of the answer.
     at: Instant,
     by_node: BTreeMap<Box<str>, Box<[OwnerId]>>,
     /// True if the leader evicts these pods by itself, and no answer has named them.
@@ -53,9 +52,8 @@ impl NamedVictims {
     /// by the nomination of the pod a moment later.
     fn may_be_evicted_on(&self, index: &Index, (uid, node): (&str, &str), now: Instant) -> bool {
         let is_recent = now.saturating_duration_since(self.at) < DELETED_WITHIN_WITHOUT_NOMINATION;
-        index
-            .nominated_node(uid)
-            .map_or(is_recent, |nominated| nominated == node)
+        let nominated = index.nominated_node(uid);
+        nominated.map_or(is_recent, |nominated| nominated == node)
     }
 
     /// Returns true if victims that kube-scheduler may have evicted have not ended, as far as the watch shows. `nominated` is the
@@ -73,21 +71,14 @@ impl NamedVictims {
             Some(victims) => victims.iter().collect(),
             None => self.by_node.values().flatten().collect(),
         };
-        for victim in victims {
-            match index.is_victim_leaving(victim.as_str()) {
-                // As long as no watch shows the deletion of a victim, it may still come, or kube-scheduler has evicted others.
-                Some(is_leaving) if is_leaving || is_recent => return true,
-                Some(_) | None => {}
-            }
-        }
-        false
+        // As long as no watch shows the deletion of a victim, it may still come, or kube-scheduler has evicted others.
+        let is_awaited = |is_leaving: bool| is_leaving || is_recent;
+        victims
+            .iter()
+            .any(|victim| index.is_victim_leaving(victim.as_str()).is_some_and(is_awaited))
     }
 }
 
-/// Answers a preempt request.
-///
-/// # Errors
-/// The body is not a preempt request, or the watches have not synced.
 pub(super) fn answer(extender: &Extender, body: &[u8]) -> Result<Vec<u8>, RequestError> {
     let malformed = |error: serde_json::Error| RequestError::malformed("preempt", &error);
     let args: ExtenderPreemptionArgs = serde_json::from_slice(body).map_err(malformed)?;
@@ -141,7 +132,7 @@ fn find_candidates(
         let index = extender.index.read();
         let mut memory = extender.memory();
         // A replica that has just begun to lead takes over the rooms of its predecessor a moment later.
-        let is_nominee = extender.evicts_for_room && index.is_room_nominee(pod.uid());
+        let is_nominee = extender.evicts_for_room == Some(true) && index.is_room_nominee(pod.uid());
         let is_being_made = is_nominee || memory.rooms.held.contains_key(pod.uid());
         let named = memory.victims.get_mut(pod.uid());
         is_being_made || named.is_some_and(|named| named.are_awaited(&index, pod.nominated_node(), began))
@@ -202,10 +193,11 @@ fn remember_victims(
     };
     // Under one lock: kube-scheduler and the leader must not both evict pods for this pod, nor each evict one pod for another.
     let mut memory = extender.memory();
-    let is_promised = memory.rooms.of_others(uid).any(|(node, freeing)| {
+    let mut is_promised = false;
+    for (node, freeing) in memory.rooms.of_others(uid) {
         let mut victims = named.by_node.get(node).into_iter().flatten();
-        victims.any(|victim| freeing.contains(victim))
-    });
+        is_promised |= victims.any(|victim| freeing.contains(victim));
+    }
     let may_be_named = !is_promised && !memory.rooms.held.contains_key(uid);
     if may_be_named {
         memory.victims.insert(uid, named);
@@ -245,13 +237,13 @@ pub(crate) fn end_hold(extender: &Extender, uid: &str) {
 pub(crate) fn is_outranked(memory: &PodMemory, index: &Index, hold: &Hold, now: Instant) -> bool {
     let priority = |uid: &str| index.rules_of(uid).map(|rules| rules.priority);
     let own = priority(&hold.pod.uid);
-    let mut named = memory.victims.iter();
-    named.any(|(other, named)| {
-        !named.is_for_room
-            && named.by_node.contains_key(&hold.node)
-            && named.may_be_evicted_on(index, (other, &hold.node), now)
-            && priority(other) > own
-    })
+    for (other, named) in memory.victims.iter() {
+        let is_rival = !named.is_for_room && named.by_node.contains_key(&hold.node);
+        if is_rival && named.may_be_evicted_on(index, (other, &hold.node), now) && priority(other) > own {
+            return true;
+        }
+    }
+    false
 }
 
 /// By node, the pods that are evicted for other pods than `uid`, to which their room is promised.
@@ -294,9 +286,9 @@ pub(super) fn awaited_victims_text(
     let mut memory = extender.memory();
     let hold = memory.rooms.held.get(pod.uid());
     let is_being_made = hold.is_some_and(|hold| *hold.node == *node);
-    let named = memory.victims.get_mut(pod.uid());
-    let is_awaited = |named: &&mut NamedVictims| is_being_made || named.are_awaited(index, Some(node), now);
-    if let Some(named) = named.filter(is_awaited) {
+    if let Some(named) = memory.victims.get_mut(pod.uid())
+        && (is_being_made || named.are_awaited(index, Some(node), now))
+    {
         named.n_refusals = named.n_refusals.wrapping_add(1);
         return Some(if named.n_refusals % 2 == 1 { first } else { second });
     }

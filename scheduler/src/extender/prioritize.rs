@@ -10,9 +10,6 @@ use crate::accounting::PodFacts;
 const N_SCORES: usize = 11;
 
 /// Answers a prioritize request.
-///
-/// # Errors
-/// The body is not a prioritize request, or the watches have not synced.
 pub fn answer(extender: &Extender, body: &[u8]) -> Result<Vec<u8>, RequestError> {
     let request = FilterRequest::parse("prioritize", body, &extender.name_lists)?;
     // Without the Node objects no node is evaluated as an autoscaler's template: one that does not exist gets no score.

@@ -35,7 +35,6 @@ impl<T> RecentPods<T> {
         replaced
     }
 
-    /// Forgets the value of a pod.
     pub(super) fn remove(&mut self, uid: &str) {
         self.young.remove(uid);
         self.old.remove(uid);
@@ -72,7 +71,6 @@ impl<T> RecentPods<T> {
         self.old.shrink_to_fit();
     }
 
-    /// All values, in no particular order.
     pub(super) fn iter(&self) -> impl Iterator<Item = (&str, &T)> {
         let values = self.young.iter().chain(&self.old);
         values.map(|(uid, value)| (&**uid, value))

@@ -1,24 +1,10 @@
-//! Makes kube-scheduler try refused pods again when it sees no event that could help them.
+//! Makes kube-scheduler try refused pods again when it sees no event that could help them: without one it keeps a refused pod
+//! aside for five minutes. Two cases:
 //!
-//! kube-scheduler keeps a refused pod aside until an event of the API server may help it, and otherwise for five minutes. That
-//! is too long in two cases.
-//!
-//! **The pod was refused for a sample.** In a large cluster kube-scheduler asks about some of the nodes
-//! (`percentageOfNodesToScore`), and takes their refusal for one of all nodes, although another node may have room.
-//! kube-scheduler writes the text of a refusal into the pod's condition, sees that update as an event of the pod, and tries
-//! the pod again after its back-off; if the condition has that text already, it writes nothing. So the text alternates between
-//! the refusals of a pod that some node has room for (`SampleRetries`), and is constant where no node has any.
-//! kube-scheduler 1.33 and later does not wait for the back-off while it has nothing else to do, and may try a pod fifty times
-//! a second. That finds the node that samples missed, and must end: after a number of refusals in a row the text is constant
-//! until room opens.
-//!
-//! **Room opens without an event.** kube-scheduler does not see, for example, that a hint (room kept for a pod that is not
-//! bound yet) expires, or that a Device object changes. Such room is announced by a write to an object that kube-scheduler
-//! watches ([`Room`]), if a pod was refused before it opened (`WaitingPods`). Room of any cause is announced too if a pod that
-//! was refused before it opened is not tried again within 15 s, as the longest back-off is 10 s. Then kube-scheduler saw the
-//! event, and tried the pod, before this process's watch had shown the room; the pod was refused once more. If its last
-//! attempt had no cause that this process knows, and room opens seconds later, the attempt was most likely made for that
-//! room, so that it is announced at once.
+//! - **The pod was refused for a sample** (`percentageOfNodesToScore`), although another node may have room: the texts of its
+//!   refusals alternate (`SampleRetries`).
+//! - **Room opens without an event**, as when a hint expires or a Device object changes: it is announced by a write to an object
+//!   that kube-scheduler watches ([`Room`]), if a pod was refused before it opened (`WaitingPods`).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -63,11 +49,16 @@ const SHOWN_WITHIN: Duration = Duration::from_secs(5);
 const POLL: Duration = Duration::from_millis(250);
 
 /// Pods that were refused for a sample of the nodes and that another node has room for.
+///
+/// kube-scheduler writes the text of a refusal into the pod's condition, sees that update as an event of the pod, and tries the
+/// pod again after its back-off; if the condition has that text already, it writes nothing. kube-scheduler 1.33 and later does
+/// not wait for the back-off while it has nothing else to do, and may try a pod fifty times a second. That finds the node that
+/// samples missed, and must end: after a number of refusals in a row the text is constant until room opens.
 #[derive(Debug, Default)]
 pub(super) struct SampleRetries {
     pods: FxHashMap<Box<str>, Retry>,
     /// A hash of the nodes of each pod's last refusal.
-    samples: RecentPods<u64>,
+    pub(super) samples: RecentPods<u64>,
 }
 
 /// The last refusal of a pod for a sample.
@@ -127,11 +118,6 @@ impl SampleRetries {
         self.pods.remove(uid);
     }
 
-    /// Forgets the samples of pods that are gone: see [`RecentPods::sweep`]. The few other pods give way by age.
-    pub(super) fn sweep(&mut self, is_shown: impl Fn(&str) -> bool) {
-        self.samples.sweep(is_shown);
-    }
-
     /// Returns true if the nodes of a refusal may be a sample. The same nodes twice in a row are all that pass
     /// kube-scheduler's own filters, because a sample begins where the last one ended.
     pub(super) fn is_sample(&mut self, uid: &str, hash_of_nodes: u64) -> bool {
@@ -144,12 +130,10 @@ impl SampleRetries {
 struct WaitingPod {
     /// The openings that the refusal had taken into account.
     seen: Openings,
-    /// The time of the refusal.
     at: Instant,
     /// True if kube-scheduler tried the pod for no cause that this process knows: between its last two refusals no room opened,
     /// and none was announced.
     is_early: bool,
-    /// The number of announcements before the refusal.
     n_announced: u64,
     /// The time at which the poll first found that room had opened after the refusal.
     behind_since: Option<Instant>,
@@ -158,6 +142,11 @@ struct WaitingPod {
 }
 
 /// Refused pods that are not bound yet, and the announcements for them.
+///
+/// Room of any cause is announced if a pod that was refused before it opened is not tried again within `TRIED_WITHIN`: then
+/// kube-scheduler saw the event, and tried the pod, before this process's watch had shown the room. If the pod's last attempt had
+/// no cause that this process knows, and room opens seconds later, the attempt was most likely made for that room, so that it
+/// is announced at once.
 #[derive(Debug, Default)]
 pub(super) struct WaitingPods {
     pods: FxHashMap<Box<str>, WaitingPod>,
@@ -168,14 +157,16 @@ pub(super) struct WaitingPods {
 }
 
 impl WaitingPods {
-    /// Notes a refusal of a pod that took these openings into account.
-    pub(super) fn refuse(&mut self, uid: &str, seen: Openings, now: Instant) {
+    /// Notes a refusal of a pod that took these openings into account. Returns true if no room has opened since its last refusal.
+    pub(super) fn refuse(&mut self, uid: &str, seen: Openings, now: Instant) -> bool {
         let n_announced = self.n_announced;
-        let is_early = self.pods.get(uid).is_some_and(|last| {
+        let (mut is_repeated, mut is_early) = (false, false);
+        if let Some(last) = self.pods.get(uid) {
+            is_repeated = last.seen.all == seen.all;
             // The evaluation after a recheck belongs to the same attempt.
             let is_recheck = now.saturating_duration_since(last.at) <= 2 * recheck::HOLD;
-            (last.is_early || !is_recheck) && (last.seen, last.n_announced) == (seen, n_announced)
-        });
+            is_early = (last.is_early || !is_recheck) && (last.seen, last.n_announced) == (seen, n_announced);
+        }
         let waiting = WaitingPod {
             seen,
             at: now,
@@ -192,9 +183,9 @@ impl WaitingPods {
             // Room has opened most often since the first of these refusals, so that it stands for all of them.
             self.others.get_or_insert(waiting);
         }
+        is_repeated
     }
 
-    /// Forgets a pod that is bound.
     pub(super) fn forget(&mut self, uid: &str) {
         self.pods.remove(uid);
     }
@@ -215,7 +206,6 @@ impl WaitingPods {
         };
     }
 
-    /// Returns true if room has to be announced now.
     fn is_due(&mut self, openings: Openings, now: Instant) -> bool {
         // A new leader announces once without a cause: the hints of the leader before, for which pods were refused, are gone.
         let mut is_due = self.n_announced == 0;

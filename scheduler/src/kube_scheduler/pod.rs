@@ -31,6 +31,7 @@ pub struct PodRules {
 impl PodRules {
     /// Reads a pod.
     pub fn of(pod: &Pod) -> Self {
+        let gates = pod.spec.scheduling_gates.iter();
         let node_name = pod.spec.node_name.as_deref().filter(|name| !name.is_empty());
         Self {
             node_name: node_name.map(Into::into),
@@ -39,24 +40,16 @@ impl PodRules {
             tolerations: pod.spec.tolerations.clone(),
             requests: requests_of(pod),
             priority: pod.priority(),
-            gates: pod
-                .spec
-                .scheduling_gates
-                .iter()
-                .map(|gate| gate.name.as_str().into())
-                .collect(),
+            gates: gates.map(|gate| gate.name.as_str().into()).collect(),
             last_attempt: pod.unscheduled_condition().cloned(),
         }
     }
 
     /// The keys of the labels by which the pod chooses its nodes, each once.
     pub(crate) fn label_keys(&self) -> BTreeSet<&str> {
+        let of_selector = self.node_selector.keys().map(String::as_str);
         let of_affinity = self.affinity.iter().flat_map(NodeSelector::label_keys);
-        self.node_selector
-            .keys()
-            .map(String::as_str)
-            .chain(of_affinity)
-            .collect()
+        of_selector.chain(of_affinity).collect()
     }
 
     /// Returns true if the labels and the name of a node match the selector and the affinity.

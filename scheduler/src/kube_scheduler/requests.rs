@@ -30,7 +30,6 @@ pub struct RequestSums {
     amounts: BTreeMap<Box<str>, u128>,
 }
 
-/// A pod that is counted on a node.
 #[derive(Debug)]
 struct CountedPod {
     node: Arc<str>,

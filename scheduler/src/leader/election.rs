@@ -1,9 +1,8 @@
-//! The election of a leader by a Lease that the replicas write, decided from reads, writes and the time.
+//! The election of a leader by a Lease that the replicas write, decided from reads, writes and the time, without I/O or a clock.
 //!
-//! Does no I/O and reads no clock. Safe whatever the replicas' clocks say, as long as they run at about the same speed: a
-//! replica compares only its own times. The leader counts from the moment at which it *sent* a renewal, every other replica from
-//! the moment at which it *received* what it read, which is always later. No replica writes over a version of the Lease that it
-//! has not read.
+//! Safe whatever the replicas' clocks say, as long as they run at about the same speed: the leader counts from the moment at
+//! which it *sent* a renewal, every other replica from the moment at which it *received* what it read, which is always later.
+//! No replica writes over a version of the Lease that it has not read.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -39,7 +38,7 @@ impl LeaseTimes {
 
 /// The fields of a Lease that the election depends on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct LeaseRecord {
+pub(super) struct LeaseRecord {
     /// `holderIdentity`; empty if no replica holds the Lease.
     pub holder: String,
     /// `leaseDurationSeconds`.
@@ -59,27 +58,23 @@ impl LeaseRecord {
 
 /// The next step of a replica in the election.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum LeaseAction {
-    /// Do nothing until this time.
+pub(super) enum LeaseAction {
     Wait(Instant),
     /// Read the Lease, from the API server itself and not from a cache.
     Read,
-    /// Create the Lease.
     Create(LeaseRecord),
     /// Replace this version of the Lease, and no other version.
     Write {
         /// The `resourceVersion` to replace.
         version: String,
-        /// The new content of the Lease.
         record: LeaseRecord,
     },
     /// Take no further part in the election.
     End,
 }
 
-/// The outcome of a write of the Lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum WriteOutcome {
+pub(super) enum WriteOutcome {
     /// The Lease is written, and has this `resourceVersion` now.
     Done(String),
     /// The Lease is not written: it has another version, or was deleted.
@@ -90,7 +85,7 @@ pub enum WriteOutcome {
 
 /// A time during which a replica leads without a gap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Term {
+pub(super) struct Term {
     /// The number of the term, which differs from that of every other term of this process.
     pub number: u64,
     /// The time at which the last renewal that is known to be written was sent.
@@ -104,7 +99,6 @@ pub struct Term {
 enum Known {
     /// Nothing, so the Lease has to be read.
     Nothing,
-    /// The Lease does not exist.
     Absent,
     /// The Lease exists, with the `version` and the `record` of [`Election`].
     Exists,
@@ -112,7 +106,7 @@ enum Known {
 
 /// The election by a Lease of the replicas' own, from the side of one replica.
 #[derive(Clone, Debug)]
-pub struct Election {
+pub(super) struct Election {
     identity: String,
     times: LeaseTimes,
     known: Known,
@@ -121,49 +115,44 @@ pub struct Election {
     record: LeaseRecord,
     /// The time at which this replica first saw the version.
     version_seen: Instant,
-    /// The time of the next step.
     next_step: Instant,
     term: Option<Term>,
-    /// The number of terms so far.
     n_terms: u64,
     /// True once the replica takes no further part, except that it releases the Lease.
     is_resigning: bool,
 }
 
 /// The Lease by which a replica leads: one that the replicas contend for, or that of the kube-scheduler in the same pod.
-pub trait TermSource: fmt::Debug + Send {
-    /// Returns true if the replica writes the Lease itself, and can release it.
-    fn writes_lease(&self) -> bool;
-
-    /// The term of this replica, if it leads now.
+pub(super) trait TermSource: fmt::Debug + Send {
     fn term(&self, now: Instant) -> Option<Term>;
 
     /// The holder of the Lease when it was last read or written; empty if it had none.
     fn holder(&self) -> &str;
 
     /// The reason for which this replica cannot lead although the holder of the Lease says that it should.
-    fn problem(&self) -> Option<String>;
+    fn problem(&self) -> Option<String> {
+        None
+    }
 
     /// The next step. Before the call, the outcome of the last request was reported by `read`, `written` or `no_answer`.
     fn next(&mut self, now: Instant) -> LeaseAction;
 
-    /// Takes the answer to a read that was sent at `sent` and answered at `received`: the Lease's version and record, if it
-    /// exists.
+    /// Takes the answer to a read: the Lease's version and record, if it exists.
     fn read(&mut self, sent: Instant, received: Instant, found: Option<(String, LeaseRecord)>);
 
     /// Takes note of a request to which no answer, or an error, came at `received`.
     fn no_answer(&mut self, received: Instant);
 
-    /// Takes the outcome of a write of `record` that was sent at `sent`; the outcome was known at `received`.
-    fn written(&mut self, record: LeaseRecord, sent: Instant, received: Instant, outcome: WriteOutcome);
+    /// Takes the outcome of a write of `record`. A source that asks for no write has none.
+    fn written(&mut self, _: LeaseRecord, _sent: Instant, _received: Instant, _: WriteOutcome) {}
 
-    /// Ends this replica's part; if it holds a Lease of its own, the next steps release it. All binds must have ended.
-    fn resign(&mut self, now: Instant);
+    /// Ends this replica's part; the next steps release a Lease of its own. All binds must have ended.
+    fn resign(&mut self, _now: Instant) {}
 }
 
 impl Election {
     /// A replica that has not read the Lease yet. No other process may ever have had this identity.
-    pub fn new(identity: String, times: LeaseTimes, now: Instant) -> Self {
+    pub(super) fn new(identity: String, times: LeaseTimes, now: Instant) -> Self {
         Self {
             identity,
             times,
@@ -208,7 +197,6 @@ impl Election {
         self.record.holder == self.identity
     }
 
-    /// The content of the Lease with this replica as its holder.
     fn own_record(&self) -> LeaseRecord {
         LeaseRecord {
             holder: self.identity.clone(),
@@ -227,14 +215,6 @@ impl Election {
 }
 
 impl TermSource for Election {
-    fn writes_lease(&self) -> bool {
-        true
-    }
-
-    fn problem(&self) -> Option<String> {
-        None
-    }
-
     fn term(&self, now: Instant) -> Option<Term> {
         self.term.filter(|term| now < term.renewed + self.times.renew)
     }

@@ -7,13 +7,13 @@ use daemon::events::Recorder;
 use daemon::panics::named;
 use kube::Client;
 use tokio::task::JoinHandle;
-use tokio::time::sleep_until;
+use tokio::time::{sleep, sleep_until, timeout};
 use tracing::{info, warn};
 
 use super::election::{Election, LeaseAction, Term, TermSource, WriteOutcome};
-use super::fence::{Fence, FenceSettings};
-use super::kube_scheduler_lease::{self, KubeSchedulerLease};
-use super::label::{LabelKeeper, PodLabel};
+use super::fence::Fence;
+use super::kube_scheduler_lease::{KubeSchedulerLease, holder_prefix};
+use super::label::LabelKeeper;
 use super::lease::LeaseObject;
 use super::watch_barrier::WatchBarrier;
 use super::{LEASE, Leadership, PodName, TAKEOVER_GRACE, now};
@@ -25,19 +25,10 @@ const READY_POLL: Duration = Duration::from_millis(100);
 /// Longest time for each of the two steps at the end: to release the Lease, and to remove the leader label.
 const RESIGN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The settings of a replica's election.
-#[derive(Clone, Debug)]
-pub struct ElectorSettings {
-    /// The Lease, its times, and the other settings of the election.
-    pub election: LeaderElection,
-    /// This replica's pod, in the namespace of the Lease.
-    pub pod: PodName,
-}
-
 /// The election as one replica takes part in it.
 #[expect(missing_debug_implementations, reason = "a client of the API server has none")]
 pub struct Elector {
-    settings: ElectorSettings,
+    election: LeaderElection,
     leadership: Leadership,
     index: Shared<Index>,
     barrier: WatchBarrier,
@@ -61,7 +52,7 @@ pub struct Elector {
 pub async fn take_over_alone(leadership: Leadership, index: Shared<Index>, barrier: WatchBarrier) {
     wait_until_ready(&index).await;
     if index.read().began_with_pending {
-        tokio::time::sleep(TAKEOVER_GRACE).await;
+        sleep(TAKEOVER_GRACE).await;
         barrier.wait_for_new_list().await;
     }
     leadership.end_takeover();
@@ -71,7 +62,7 @@ pub async fn take_over_alone(leadership: Leadership, index: Shared<Index>, barri
 async fn wait_until_ready(index: &Shared<Index>) {
     // Polled, since that happens once in the life of the process.
     while index.read().ready().is_err() {
-        tokio::time::sleep(READY_POLL).await;
+        sleep(READY_POLL).await;
     }
 }
 
@@ -79,47 +70,39 @@ impl Elector {
     /// The elector of a replica that has not read the Lease yet.
     pub fn new(
         (client, recorder): (Client, Recorder),
-        settings: ElectorSettings,
+        (election, pod): (LeaderElection, PodName),
         leadership: Leadership,
         index: Shared<Index>,
         barrier: WatchBarrier,
     ) -> Self {
         // The random part differs after a restart: the next process in the same pod must not take the Lease for its own.
-        let identity = format!(
-            "{}_{:016x}",
-            settings.pod.name,
-            RandomState::new().build_hasher().finish()
-        );
+        let identity = format!("{}_{:016x}", pod.name, RandomState::new().build_hasher().finish());
         // This replica leads by the Lease of the kube-scheduler in its pod, or by the replicas' own.
-        let (lease_name, lease_holder, source) = if let Some(lease) = &settings.election.kube_scheduler_lease
-        {
-            let source = KubeSchedulerLease::new(&settings.pod.name, settings.election.times, now());
-            (
-                lease.as_str(),
-                kube_scheduler_lease::holder_prefix(&settings.pod.name),
-                Box::new(source) as Box<dyn TermSource>,
-            )
-        } else {
-            let election = Election::new(identity.clone(), settings.election.times, now());
-            (LEASE, identity.clone(), Box::new(election) as Box<dyn TermSource>)
-        };
-        let lease = LeaseObject::new(client.clone(), &settings.pod.namespace, lease_name);
-        let label = LabelKeeper::start(client.clone(), settings.pod.clone(), leadership.clone());
-        let fence = settings.election.fences_bindings.then(|| {
-            let fence_settings = FenceSettings {
-                pod: settings.pod.clone(),
-                holder: identity,
-                lease: lease_name.to_owned(),
-                lease_holder,
+        let (lease, lease_holder, source): (_, _, Box<dyn TermSource>) =
+            if let Some(lease) = &election.kube_scheduler_lease {
+                let source = KubeSchedulerLease::new(&pod.name, election.times, now());
+                (lease.clone(), holder_prefix(&pod.name), Box::new(source))
+            } else {
+                let source = Election::new(identity.clone(), election.times, now());
+                (LEASE.to_owned(), identity.clone(), Box::new(source))
             };
-            Fence::new((client, recorder), fence_settings, leadership.clone())
+        let label = LabelKeeper::start(client.clone(), pod.clone(), leadership.clone());
+        let object = LeaseObject::new(client.clone(), &pod.namespace, &lease);
+        let fence = election.fences_bindings.then(|| Fence {
+            client,
+            recorder,
+            leadership: leadership.clone(),
+            pod,
+            holder: identity,
+            lease,
+            lease_holder,
         });
         Self {
-            settings,
+            election,
             leadership,
             index,
             barrier,
-            lease,
+            lease: object,
             label,
             fence,
             source,
@@ -157,36 +140,32 @@ impl Elector {
 
     /// The time at which the present term ends unless the Lease is renewed; `None` while this replica does not lead.
     fn term_end(&self) -> Option<Instant> {
-        self.term
-            .map(|term| term.renewed + self.settings.election.times.renew)
+        Some(self.term?.renewed + self.election.times.renew)
     }
 
     /// Longest time of a request: half the renew deadline, so that a second attempt fits into it, and at most the rest of the
     /// term.
     fn request_timeout(&self) -> Duration {
-        let longest = self.settings.election.times.renew / 2;
-        self.term_end()
-            .map_or(longest, |end| end.saturating_duration_since(now()).min(longest))
+        let longest = self.election.times.renew / 2;
+        match self.term_end() {
+            Some(end) => longest.min(end.saturating_duration_since(now())),
+            None => longest,
+        }
     }
 
     /// Sends the request of an action, and reports the outcome to the source of terms.
     async fn carry_out(&mut self, action: LeaseAction) {
         let (sent, timeout) = (now(), self.request_timeout());
         let (record, outcome) = match action {
-            LeaseAction::Read => {
-                match self.lease.read(timeout).await {
-                    Ok(found) => self.source.read(sent, now(), found),
-                    Err(error) => {
-                        warn!(
-                            lease = self.lease.name(),
-                            error = format!("{error:#}"),
-                            "the Lease cannot be read, trying again"
-                        );
-                        self.source.no_answer(now());
-                    }
+            LeaseAction::Wait(_) | LeaseAction::End => return,
+            LeaseAction::Read => match self.lease.read(timeout).await {
+                Ok(found) => return self.source.read(sent, now(), found),
+                Err(error) => {
+                    let (lease, error) = (&self.lease.name, format!("{error:#}"));
+                    warn!(lease, error, "the Lease cannot be read, trying again");
+                    return self.source.no_answer(now());
                 }
-                return;
-            }
+            },
             LeaseAction::Create(record) => {
                 let outcome = self.lease.create(&record, timeout).await;
                 (record, outcome)
@@ -195,10 +174,9 @@ impl Elector {
                 let outcome = self.lease.write(version, &record, timeout).await;
                 (record, outcome)
             }
-            LeaseAction::Wait(_) | LeaseAction::End => return,
         };
         if outcome == WriteOutcome::Overtaken {
-            info!(lease = self.lease.name(), "another replica has written the Lease");
+            info!(lease = self.lease.name, "another replica has written the Lease");
         }
         self.source.written(record, sent, now(), outcome);
     }
@@ -207,8 +185,10 @@ impl Elector {
     fn follow_term(&mut self) {
         // A problem is logged when it begins, not at each of the reads that show it.
         let problem = self.source.problem();
-        if let Some(problem) = problem.as_ref().filter(|_| problem != self.problem) {
-            warn!(lease = self.lease.name(), problem, "this replica cannot lead");
+        if problem != self.problem
+            && let Some(problem) = &problem
+        {
+            warn!(lease = self.lease.name, problem, "this replica cannot lead");
         }
         self.problem = problem;
         let term = self.source.term(now());
@@ -223,11 +203,11 @@ impl Elector {
         }
         if let Some(term) = term {
             self.leadership
-                .lead(self.settings.election.times, term.renewed, has_changed);
+                .lead(self.election.times, term.renewed, has_changed);
             // A renewal prolongs the term, whose takeover goes on or has ended.
             if has_changed {
                 info!(
-                    lease = self.lease.name(),
+                    lease = self.lease.name,
                     is_handed_over = term.is_handed_over,
                     "this replica leads"
                 );
@@ -243,7 +223,7 @@ impl Elector {
         if let Some(takeover) = self.takeover.take() {
             takeover.abort();
         }
-        self.label.set_wanted(PodLabel::Absent);
+        self.label.wanted.send_replace(None);
         self.index.write().end_term();
     }
 
@@ -253,9 +233,8 @@ impl Elector {
     /// replica annotates its own pod; once the watch of pods shows that annotation, it has shown every earlier write.
     fn take_over(&self, term: Term) -> JoinHandle<()> {
         let since = jiff::Timestamp::now().to_string();
-        let (leadership, barrier, label) =
-            (self.leadership.clone(), self.barrier.clone(), self.label.sender());
-        let fence = self.fence.clone();
+        let (leadership, barrier) = (self.leadership.clone(), self.barrier.clone());
+        let (label, fence) = (self.label.wanted.clone(), self.fence.clone());
         tokio::spawn(named("takeover", async move {
             if let Some(fence) = &fence {
                 fence.name_this_replica().await;
@@ -266,9 +245,9 @@ impl Elector {
                     grace = ?TAKEOVER_GRACE,
                     "previous leader did not release the Lease; waiting for its in-flight binds"
                 );
-                tokio::time::sleep(TAKEOVER_GRACE).await;
+                sleep(TAKEOVER_GRACE).await;
             }
-            label.send_replace(PodLabel::Leader(since.clone()));
+            label.send_replace(Some(since.clone()));
             barrier.wait_for_annotation(&since).await;
             if let Some(fence) = &fence {
                 fence.wait_until_accepted().await;
@@ -290,14 +269,13 @@ impl Elector {
         if let Some(takeover) = self.takeover.take() {
             takeover.abort();
         }
-        if !self.source.writes_lease() {
-            // kube-scheduler holds the Lease, so there is nothing to release.
-            self.source.resign(now());
-        } else if has_led && self.index.read().has_unknown_outcomes() {
+        // kube-scheduler releases its Lease itself.
+        let has_to_release = has_led && self.election.kube_scheduler_lease.is_none();
+        if has_to_release && self.index.read().has_unknown_outcomes() {
             // The next leader waits for in-flight binds only if the Lease was not released.
             warn!("the outcome of a binding is unknown: the Lease is left to expire");
-        } else if has_led {
-            let released = tokio::time::timeout(RESIGN_TIMEOUT, self.release()).await;
+        } else if has_to_release {
+            let released = timeout(RESIGN_TIMEOUT, self.release()).await;
             if released.is_ok() {
                 info!("the Lease is released");
             } else {
@@ -306,11 +284,9 @@ impl Elector {
         }
         self.leadership.end();
         // The Service must not send clients to a pod that ends.
-        self.label.set_wanted(PodLabel::Absent);
-        if tokio::time::timeout(RESIGN_TIMEOUT, self.label.wait_for(&PodLabel::Absent))
-            .await
-            .is_err()
-        {
+        self.label.wanted.send_replace(None);
+        let removed = timeout(RESIGN_TIMEOUT, self.label.wait_until_removed()).await;
+        if removed.is_err() {
             warn!("the leader label is still on this pod");
         }
     }

@@ -1,7 +1,5 @@
-//! The Lease of the kube-scheduler in the same pod as the source of a replica's terms, decided from reads and the time.
-//!
-//! A second kube-scheduler asks the extender in its own pod alone, so that extender has to decide exactly while the
-//! kube-scheduler beside it holds kube-scheduler's Lease. Never writes that Lease. Does no I/O and reads no clock.
+//! The Lease of the kube-scheduler in the same pod as the source of a replica's terms, decided from reads and the time. A second
+//! kube-scheduler asks the extender in its own pod alone, which has to decide exactly while that kube-scheduler holds its Lease.
 //!
 //! Another kube-scheduler takes the Lease only after it has *seen* no renewal for the Lease's duration. A renewal that a read
 //! shows for the first time was written after the read before that was *sent*. A term counts from then, so it ends before another
@@ -9,28 +7,24 @@
 
 use std::time::{Duration, Instant};
 
-use super::election::{LeaseAction, LeaseRecord, LeaseTimes, Term, TermSource, WriteOutcome};
+use super::election::{LeaseAction, LeaseRecord, LeaseTimes, Term, TermSource};
 
 /// Longest host name of a pod, to which kubelet cuts longer pod names.
 const MAX_HOST_NAME: usize = 63;
 
 /// The terms of an extender, which leads while the kube-scheduler in the same pod holds this Lease.
 #[derive(Clone, Debug)]
-pub struct KubeSchedulerLease {
+pub(super) struct KubeSchedulerLease {
     /// The beginning of the holder identity of a kube-scheduler in this pod.
     holder_prefix: String,
     times: LeaseTimes,
     /// The Lease at the last read; `None` before the first read, and if there was none.
     seen: Option<SeenLease>,
-    /// The time of the next read.
     next_read: Instant,
     term: Option<Term>,
-    /// The number of terms so far.
     n_terms: u64,
-    has_resigned: bool,
 }
 
-/// The Lease as the last read showed it.
 #[derive(Clone, Debug)]
 struct SeenLease {
     version: String,
@@ -41,7 +35,7 @@ struct SeenLease {
 
 impl KubeSchedulerLease {
     /// The terms of the extender in the pod of this name, which has not read the Lease yet.
-    pub fn new(pod: &str, times: LeaseTimes, now: Instant) -> Self {
+    pub(super) fn new(pod: &str, times: LeaseTimes, now: Instant) -> Self {
         Self {
             holder_prefix: holder_prefix(pod),
             times,
@@ -49,7 +43,6 @@ impl KubeSchedulerLease {
             next_read: now,
             term: None,
             n_terms: 0,
-            has_resigned: false,
         }
     }
 
@@ -59,7 +52,6 @@ impl KubeSchedulerLease {
         self.times.retry / 2
     }
 
-    /// Returns true if the kube-scheduler in this pod holds the Lease.
     fn is_held_in_this_pod(&self, record: &LeaseRecord) -> bool {
         record.holder.starts_with(&self.holder_prefix)
     }
@@ -71,10 +63,6 @@ impl KubeSchedulerLease {
 }
 
 impl TermSource for KubeSchedulerLease {
-    fn writes_lease(&self) -> bool {
-        false
-    }
-
     fn term(&self, now: Instant) -> Option<Term> {
         self.term.filter(|term| now < term.renewed + self.times.renew)
     }
@@ -86,28 +74,24 @@ impl TermSource for KubeSchedulerLease {
     /// A Lease of kube-scheduler with too short a duration gives this replica no term.
     fn problem(&self) -> Option<String> {
         let record = &self.seen.as_ref()?.record;
-        (self.is_held_in_this_pod(record) && self.is_too_short(record)).then(|| {
-            format!(
-                "kube-scheduler holds its Lease for {} s only: set leaderElection.leaseDuration of its configuration to {} s or more, or \
-                 --lease-duration here to less",
-                record.seconds,
-                self.times.lease.as_secs()
-            )
-        })
+        if !self.is_held_in_this_pod(record) || !self.is_too_short(record) {
+            return None;
+        }
+        Some(format!(
+            "kube-scheduler holds its Lease for {} s only: set leaderElection.leaseDuration of its configuration to {} s or more, or \
+             --lease-duration here to less",
+            record.seconds,
+            self.times.lease.as_secs()
+        ))
     }
 
     fn next(&mut self, now: Instant) -> LeaseAction {
         self.term = self.term(now);
-        match self.has_resigned {
-            true => LeaseAction::End,
-            false if now < self.next_read => LeaseAction::Wait(self.next_read),
-            false => LeaseAction::Read,
+        if now < self.next_read {
+            LeaseAction::Wait(self.next_read)
+        } else {
+            LeaseAction::Read
         }
-    }
-
-    fn resign(&mut self, _now: Instant) {
-        self.term = None;
-        self.has_resigned = true;
     }
 
     /// Takes the Lease as a read has shown it. A renewal by the kube-scheduler in this pod begins or prolongs this replica's
@@ -137,7 +121,7 @@ impl TermSource for KubeSchedulerLease {
         // A higher number of transitions means that another kube-scheduler held the Lease between the two reads.
         let is_same_holder =
             previous.record.holder == record.holder && previous.record.transitions == record.transitions;
-        if let Some(term) = self.term.as_mut().filter(|_| is_same_holder) {
+        if is_same_holder && let Some(term) = &mut self.term {
             term.renewed = previous.sent;
         } else {
             self.n_terms += 1;
@@ -153,10 +137,6 @@ impl TermSource for KubeSchedulerLease {
     fn no_answer(&mut self, received: Instant) {
         self.term = self.term(received);
         self.next_read = received + self.pause();
-    }
-
-    fn written(&mut self, _: LeaseRecord, _: Instant, _: Instant, _: WriteOutcome) {
-        // kube-scheduler writes this Lease; `next` asks for no write.
     }
 }
 
@@ -320,8 +300,6 @@ mod tests {
         assert_eq!((lease.term(after(start, 23)), lease.holder()), (None, ""));
         read(&mut lease, start, 33, "9", record("a_1"));
         assert_eq!(lease.term(after(start, 34)), None, "the new Lease may be old");
-        lease.resign(after(start, 23));
-        assert_eq!(lease.next(after(start, 60)), LeaseAction::End);
     }
 
     /// A Lease that was read: its version, and its record.

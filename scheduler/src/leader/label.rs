@@ -18,63 +18,34 @@ pub const LABEL: &str = "gpushare/leader";
 /// one.
 pub(super) const LEADER_SINCE: &str = "gpushare/leader-since";
 
-/// Pause after a patch that failed.
 const RETRY_PAUSE: Duration = Duration::from_millis(500);
-
-/// The leader label and its annotation on this replica's pod.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum PodLabel {
-    /// The pod has neither the label nor the annotation.
-    Absent,
-    /// The pod has the label, and this value of the annotation.
-    Leader(String),
-}
 
 /// Keeps the label of this replica's pod as the elector wants it.
 #[derive(Debug)]
 pub(super) struct LabelKeeper {
-    /// The label that the pod should have.
-    wanted: watch::Sender<PodLabel>,
-    /// The label on the pod; `None` while it is not known, as during a write.
-    written: watch::Receiver<Option<PodLabel>>,
+    /// The annotation [`LEADER_SINCE`] that the pod should have beside the label; `None` for neither of them.
+    pub(super) wanted: watch::Sender<Option<String>>,
+    /// True while the pod is known to have neither of them.
+    is_removed: watch::Receiver<bool>,
 }
 
 impl LabelKeeper {
     /// Starts the task that writes the label. It first removes a label that an earlier process in this pod may have left.
     pub(super) fn start(client: Client, pod: PodName, leadership: Leadership) -> Self {
-        let (sender, wanted) = watch::channel(PodLabel::Absent);
-        let (written_sender, written) = watch::channel(None);
-        tokio::spawn(named(
-            "leader's label",
-            keep(client, pod, leadership, wanted, written_sender),
-        ));
+        let (sender, wanted) = watch::channel(None);
+        let (removed_sender, is_removed) = watch::channel(false);
+        let keep = keep(client, pod, leadership, wanted, removed_sender);
+        tokio::spawn(named("leader's label", keep));
         Self {
             wanted: sender,
-            written,
+            is_removed,
         }
     }
 
-    /// Has the task give this replica's pod this label.
-    pub(super) fn set_wanted(&self, wanted: PodLabel) {
-        self.wanted.send_replace(wanted);
-    }
-
-    /// A sender for the label that the pod should have, for another task.
-    pub(super) fn sender(&self) -> watch::Sender<PodLabel> {
-        self.wanted.clone()
-    }
-
-    /// Waits until this replica's pod has this label.
-    pub(super) async fn wait_for(&self, label: &PodLabel) {
-        let mut written = self.written.clone();
-        if written
-            .wait_for(|written| written.as_ref() == Some(label))
-            .await
-            .is_err()
-        {
-            // The task has ended, which it does only with the process.
-            std::future::pending::<()>().await;
-        }
+    /// Waits until this replica's pod has no label.
+    pub(super) async fn wait_until_removed(&self) {
+        // An error is impossible: the task ends only when `wanted` is dropped.
+        let _ = self.is_removed.clone().wait_for(|is_removed| *is_removed).await;
     }
 }
 
@@ -83,64 +54,56 @@ async fn keep(
     client: Client,
     pod: PodName,
     leadership: Leadership,
-    mut wanted: watch::Receiver<PodLabel>,
-    written: watch::Sender<Option<PodLabel>>,
+    mut wanted: watch::Receiver<Option<String>>,
+    is_removed: watch::Sender<bool>,
 ) {
+    // The label on the pod; `None` while it is not known, as after a write without an answer.
+    let mut written = None;
     loop {
-        let label = wanted.borrow_and_update().clone();
+        let since = wanted.borrow_and_update().clone();
         // Compared before the wait, since the wanted label may have changed during the last write.
-        if written.borrow().as_ref() == Some(&label) {
+        if written.as_ref() == Some(&since) {
             if wanted.changed().await.is_err() {
                 return;
             }
             continue;
         }
-        if label != PodLabel::Absent {
+        is_removed.send_replace(false);
+        if since.is_some() {
             // Before the write, since a write without an answer may have been carried out.
             leadership.state().may_have_label = true;
         }
-        // Until the patch is answered, the label on the pod is unknown.
-        written.send_replace(None);
-        match patch(&client, &pod, &label).await {
+        match patch(&client, &pod, since.as_deref()).await {
             Ok(()) => {
-                info!(
-                    label = LABEL,
-                    is_leader = label != PodLabel::Absent,
-                    "this pod's label is written"
-                );
-                leadership.state().may_have_label = label != PodLabel::Absent;
-                written.send_replace(Some(label));
+                let is_leader = since.is_some();
+                info!(label = LABEL, is_leader, "this pod's label is written");
+                leadership.state().may_have_label = is_leader;
+                is_removed.send_replace(!is_leader);
+                written = Some(since);
             }
             Err(error) => {
                 warn!(
                     label = LABEL,
-                    error = format!("{error:#}"),
-                    "cannot write this pod's label, trying again"
+                    error, "cannot write this pod's label, trying again"
                 );
+                written = None;
                 tokio::time::sleep(RETRY_PAUSE).await;
             }
         }
     }
 }
 
-/// Writes the label and the annotation in one patch.
-async fn patch(client: &Client, pod: &PodName, label: &PodLabel) -> anyhow::Result<()> {
-    let metadata = match label {
-        PodLabel::Absent => json!({"labels": {LABEL: null}, "annotations": {LEADER_SINCE: null}}),
-        PodLabel::Leader(since) => json!({"labels": {LABEL: "true"}, "annotations": {LEADER_SINCE: since}}),
-    };
-    let path = format!("/api/v1/namespaces/{}/pods/{}", pod.namespace, pod.name);
-    let answer = api_server::merge(client, &path, &json!({"metadata": metadata})).await;
-    let answer = answer.map_err(anyhow::Error::msg)?;
+/// Writes the label and the annotation in one patch, or removes both.
+async fn patch(client: &Client, pod: &PodName, since: Option<&str>) -> Result<(), String> {
+    let PodName { namespace, name } = pod;
+    let label = since.map(|_| "true");
+    let metadata = json!({"labels": {LABEL: label}, "annotations": {LEADER_SINCE: since}});
+    let path = format!("/api/v1/namespaces/{namespace}/pods/{name}");
+    let answer = api_server::merge(client, &path, &json!({"metadata": metadata})).await?;
     // A pod that is gone has no label.
-    let is_gone = answer.status == StatusCode::NOT_FOUND && *label == PodLabel::Absent;
-    let is_written = answer.status.is_success() || is_gone;
-    anyhow::ensure!(
-        is_written,
-        "pod {}/{}: {}",
-        pod.namespace,
-        pod.name,
-        answer.message()
-    );
-    Ok(())
+    let is_gone = answer.status == StatusCode::NOT_FOUND && since.is_none();
+    if answer.status.is_success() || is_gone {
+        return Ok(());
+    }
+    Err(format!("pod {namespace}/{name}: {}", answer.message()))
 }

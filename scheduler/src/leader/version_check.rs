@@ -13,7 +13,7 @@ use serde_json::Value;
 use tokio::time::sleep;
 use tracing::{error, info, warn};
 
-use super::PodName;
+use super::{PodName, subject};
 use crate::api_server;
 use crate::config::MisfitNodes;
 
@@ -24,7 +24,6 @@ const CONTAINER: &str = "kube-scheduler";
 const ASKS_ABOUT_MISFITS: (u32, u32) = (1, 38);
 /// Pause between two comparisons: the API server may be upgraded while the pod runs.
 const INTERVAL: Duration = Duration::from_secs(3600);
-/// Pause after a comparison that failed.
 const RETRY_PAUSE: Duration = Duration::from_secs(10);
 
 /// A version of Kubernetes, such as `v1.36.2`. Text after the third number (`-gke.100`, `+k3s1`) is left out.
@@ -42,14 +41,9 @@ impl Version {
         let (major, minor) = (numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?);
         let rest = numbers.next()?;
         // Vendors append their own version, such as `-gke.100` or `+k3s1`.
-        let patch = rest
-            .split_once(|character: char| !character.is_ascii_digit())
-            .map_or(rest, |(patch, _)| patch);
-        Some(Self {
-            major,
-            minor,
-            patch: patch.parse().ok()?,
-        })
+        let patch = rest.split(|character: char| !character.is_ascii_digit()).next()?;
+        let patch = patch.parse().ok()?;
+        Some(Self { major, minor, patch })
     }
 
     /// The version in an image's tag; `None` if the tag names none, or there is no tag.
@@ -73,31 +67,31 @@ impl fmt::Display for Version {
     }
 }
 
-/// The image of kube-scheduler's container in a pod.
 fn image(pod: &Value) -> Option<&str> {
-    let containers = pod.pointer("/spec/containers")?.as_array()?;
-    let container = containers
-        .iter()
-        .find(|container| container.get("name").and_then(Value::as_str) == Some(CONTAINER))?;
-    container.get("image")?.as_str()
+    let mut containers = pod.pointer("/spec/containers")?.as_array()?.iter();
+    let container =
+        containers.find(|container| container.pointer("/name").and_then(Value::as_str) == Some(CONTAINER));
+    container?.get("image")?.as_str()
 }
 
 /// The advice to the operator if Kubernetes does not support the two versions together; `None` also for a tag without a version.
 fn version_advice(image: &str, server: &str) -> Option<String> {
     let (scheduler, server) = (Version::of_image(image)?, Version::parse(server)?);
-    (!scheduler.is_supported_by(server)).then(|| {
-        format!(
-            "kube-scheduler {scheduler} beside the API server {server}: Kubernetes supports the same minor version or the one \
-             before. deploy/install.sh sets it; by hand, set newTag of registry.k8s.io/kube-scheduler to {server} in your kustomization"
-        )
-    })
+    if scheduler.is_supported_by(server) {
+        return None;
+    }
+    Some(format!(
+        "kube-scheduler {scheduler} beside the API server {server}: Kubernetes supports the same minor version or the one before. \
+         deploy/install.sh sets it; by hand, set newTag of registry.k8s.io/kube-scheduler to {server} in your kustomization"
+    ))
 }
 
 /// The advice to the operator about the version of kube-scheduler and about --misfit-nodes; `None` if both fit.
 fn advice(image: &str, server: &str, misfit_nodes: MisfitNodes) -> Option<String> {
-    let texts = [version_advice(image, server), flag_advice(image, misfit_nodes)];
-    let texts: Vec<String> = texts.into_iter().flatten().collect();
-    (!texts.is_empty()).then(|| texts.join("; "))
+    match (version_advice(image, server), flag_advice(image, misfit_nodes)) {
+        (Some(version), Some(flag)) => Some(format!("{version}; {flag}")),
+        (version, flag) => version.or(flag),
+    }
 }
 
 /// The advice to the operator if --misfit-nodes does not fit the version of kube-scheduler; `None` also for a tag without a
@@ -117,7 +111,12 @@ fn flag_advice(image: &str, misfit_nodes: MisfitNodes) -> Option<String> {
 }
 
 /// Compares the versions now and every hour, until the future is dropped.
-pub async fn watch_version(client: Client, recorder: Recorder, pod: PodName, misfit_nodes: MisfitNodes) {
+pub(crate) async fn watch_version(
+    client: Client,
+    recorder: Recorder,
+    pod: PodName,
+    misfit_nodes: MisfitNodes,
+) {
     let mut last_advice = None;
     loop {
         let pause = match versions(&client, &pod).await {
@@ -127,15 +126,20 @@ pub async fn watch_version(client: Client, recorder: Recorder, pod: PodName, mis
                     info!(image, server, "the second kube-scheduler");
                 }
                 // Logged once for each pair of versions, not every hour.
-                if let Some(text) = advice.as_ref().filter(|_| advice != last_advice) {
+                if advice != last_advice
+                    && let Some(text) = &advice
+                {
                     error!("{text}");
-                    recorder.warn(&pod, "KubeSchedulerVersion", text.clone());
+                    recorder.warn(subject(&pod), "KubeSchedulerVersion", text.clone());
                 }
                 last_advice = advice;
                 INTERVAL
             }
             Err(error) => {
-                warn!(error = %format!("{error:#}"), "the version of kube-scheduler is not compared with the API server's yet");
+                warn!(
+                    error,
+                    "the version of kube-scheduler is not compared with the API server's yet"
+                );
                 RETRY_PAUSE
             }
         };
@@ -144,30 +148,21 @@ pub async fn watch_version(client: Client, recorder: Recorder, pod: PodName, mis
 }
 
 /// The image of kube-scheduler in this replica's pod, and the version of the API server; each empty if it is missing.
-async fn versions(
-    client: &Client,
-    PodName { namespace, name }: &PodName,
-) -> anyhow::Result<(String, String)> {
+async fn versions(client: &Client, pod: &PodName) -> Result<(String, String), String> {
+    let PodName { namespace, name } = pod;
     let server = get(client, "/version").await?;
-    let server = server
-        .get("gitVersion")
-        .and_then(Value::as_str)
-        .unwrap_or_default();
+    let server = server.get("gitVersion").and_then(Value::as_str);
     let pod = get(client, &format!("/api/v1/namespaces/{namespace}/pods/{name}")).await?;
     let image = image(&pod).unwrap_or_default();
-    Ok((image.to_owned(), server.to_owned()))
+    Ok((image.to_owned(), server.unwrap_or_default().to_owned()))
 }
 
-/// Reads a path of the API server as JSON.
-async fn get(client: &Client, path: &str) -> anyhow::Result<Value> {
-    let answer = api_server::send(client, Method::GET, path, None).await;
-    let answer = answer.map_err(anyhow::Error::msg)?;
-    anyhow::ensure!(
-        answer.status.is_success(),
-        "cannot read {path}: {}",
-        answer.message()
-    );
-    Ok(serde_json::from_slice(&answer.body)?)
+async fn get(client: &Client, path: &str) -> Result<Value, String> {
+    let answer = api_server::send(client, Method::GET, path, None).await?;
+    if !answer.status.is_success() {
+        return Err(format!("cannot read {path}: {}", answer.message()));
+    }
+    serde_json::from_slice(&answer.body).map_err(|error| error.to_string())
 }
 
 #[cfg(test)]

@@ -89,7 +89,10 @@ impl WatchBarrier {
         (listing, n_requested): (&mut Listing, u64),
         store: &Shared<S>,
     ) {
-        let is_begin = matches!(update, Update::Event(Event::Init));
+        if matches!(update, Update::Event(Event::Init)) {
+            *listing = Listing::default();
+            listing.is_open = true;
+        }
         let is_end = matches!(update, Update::Event(Event::InitDone));
         // Read before `apply`, which consumes the update, and sent after it, since a waiter reads the store next.
         let annotation = match &update {
@@ -97,15 +100,7 @@ impl WatchBarrier {
             _ => None,
         };
         apply(update, store);
-        if is_begin {
-            *listing = Listing {
-                is_open: true,
-                annotation: None,
-            };
-        }
-        if annotation.is_some() {
-            listing.annotation = annotation;
-        }
+        listing.annotation = annotation.or(listing.annotation.take());
         if is_end {
             listing.is_open = false;
             self.listed.send_replace(n_requested);
@@ -118,16 +113,10 @@ impl WatchBarrier {
 
     /// The annotation of this replica's pod, empty if the pod has none; `None` for any other pod.
     fn annotation_of_own(&self, pod: &Pod) -> Option<String> {
-        let own = self.own_pod.as_ref()?;
-        let meta = &pod.metadata;
-        let is_own = meta.name.as_deref() == Some(own.name.as_str())
-            && meta.namespace.as_deref() == Some(own.namespace.as_str());
-        if !is_own {
-            return None;
-        }
-        let annotations = meta.annotations.as_ref();
-        let since = annotations.and_then(|annotations| annotations.get(label::LEADER_SINCE));
-        Some(since.cloned().unwrap_or_default())
+        let PodName { namespace, name } = self.own_pod.as_ref()?;
+        let is_own =
+            pod.metadata.name.as_ref() == Some(name) && pod.metadata.namespace.as_ref() == Some(namespace);
+        is_own.then(|| pod.annotation(label::LEADER_SINCE).unwrap_or_default().to_owned())
     }
 }
 

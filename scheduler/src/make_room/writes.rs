@@ -98,7 +98,7 @@ impl RoomWriter {
     /// Sends one write, if this replica certainly leads until it is over. It counts as a bind, for whose end the replica waits
     /// before it releases the Lease.
     async fn write(&self, write: impl Future<Output = Result<Answer, String>>) -> Result<Answer, WriteError> {
-        let leadership = self.0.leadership();
+        let leadership = &self.0.leadership;
         let began = leadership.begin_bind(now());
         let _in_work = began.map_err(|_| WriteError::NotLeading)?;
         if !leadership.covers(now(), now() + WRITE_LIMIT) {

@@ -5,7 +5,7 @@ use daemon::supervise::Tasks;
 use kube::Client;
 use prometheus_client::registry::Registry;
 
-use crate::certificates::files::{CertificateFiles, ServerLabels};
+use crate::certificates::files::CertificateFiles;
 use crate::certificates::metrics::{CertificateMetrics, WEBHOOK_CLIENT_CA};
 use crate::certificates::server_tls::Clients;
 use crate::certificates::{CertificateSettings, Keeper};
@@ -18,7 +18,6 @@ const SERVICES: [&str; 2] = ["gpushare-webhook", "gpushare-scheduler"];
 /// Name of the mutating and validating webhook configurations of the shipped manifests, which get the authority's certificate.
 const WEBHOOK_CONFIGURATION: &str = "gpushare-scheduler";
 
-/// The TLS settings of the servers.
 pub(super) struct Tls {
     pub(super) extender: Option<CurrentTls>,
     pub(super) webhooks: Option<CurrentTls>,
@@ -26,16 +25,9 @@ pub(super) struct Tls {
     pub(super) metrics: CertificateMetrics,
 }
 
-/// The labels of the extender's certificates from files.
-const EXTENDER: ServerLabels = ServerLabels {
-    server: "extender",
-    clients: "extender-client-ca",
-};
-/// The labels of the webhooks' certificates from files.
-const WEBHOOK: ServerLabels = ServerLabels {
-    server: "webhook",
-    clients: WEBHOOK_CLIENT_CA,
-};
+/// The label values in metrics of a server's certificate from files, and of the authorities of its clients.
+const EXTENDER: [&str; 2] = ["extender", "extender-client-ca"];
+const WEBHOOK: [&str; 2] = ["webhook", WEBHOOK_CLIENT_CA];
 
 /// Starts the tasks that read certificates from files or keep them in the Secret, and that renew them.
 pub(super) fn begin(
@@ -47,14 +39,10 @@ pub(super) fn begin(
 ) -> anyhow::Result<Tls> {
     let metrics = CertificateMetrics::register(registry);
     let webhooks = config.admission.webhooks.as_ref();
+    let webhook_files = webhooks.and_then(|webhooks| webhooks.tls.clone());
     let mut tls = Tls {
         extender: from_files(config.serving.tls.clone(), EXTENDER, &metrics, tasks)?,
-        webhooks: from_files(
-            webhooks.and_then(|webhooks| webhooks.tls.clone()),
-            WEBHOOK,
-            &metrics,
-            tasks,
-        )?,
+        webhooks: from_files(webhook_files, WEBHOOK, &metrics, tasks)?,
         metrics: metrics.clone(),
     };
     if let Some(certificates) = &config.admission.certificates {
@@ -68,8 +56,8 @@ pub(super) fn begin(
         // One certificate for both servers; they differ in the certificates that they ask of their clients.
         let mut keeper = Keeper::new(client.clone(), settings, metrics);
         if let Some(webhooks) = webhooks {
-            tls.webhooks =
-                Some(keeper.add_server(webhooks.client_ca.clone().map_or(Clients::Any, Clients::SignedBy))?);
+            let clients = webhooks.client_ca.clone().map_or(Clients::Any, Clients::SignedBy);
+            tls.webhooks = Some(keeper.add_server(clients)?);
         }
         if certificates.for_extender {
             // The command `issue-client-certificate` issues the certificates of such clients.
@@ -83,7 +71,7 @@ pub(super) fn begin(
 /// The TLS settings of a server whose certificate comes from files, with a task that reads changed files; `None` without files.
 fn from_files(
     files: Option<TlsFiles>,
-    labels: ServerLabels,
+    labels: [&'static str; 2],
     metrics: &CertificateMetrics,
     tasks: &mut Tasks,
 ) -> anyhow::Result<Option<CurrentTls>> {

@@ -87,14 +87,15 @@ pub(crate) fn pods_in_the_way(
 
 /// The amount of each short resource that the end of a pod frees.
 fn freed(index: &Index, uid: &str, shortages: &[Shortage]) -> Vec<u64> {
-    let requests = index.requests().of_pod(uid);
+    let Some(requests) = index.requests().of_pod(uid) else {
+        return vec![0; shortages.len()];
+    };
     let mut freed = Vec::with_capacity(shortages.len());
     for shortage in shortages {
-        let amount = requests.map(|requests| match &*shortage.resource {
+        freed.push(match &*shortage.resource {
             PODS => 1,
             resource => requests.get(resource).copied().unwrap_or(0),
         });
-        freed.push(amount.unwrap_or(0));
     }
     freed
 }

@@ -78,10 +78,9 @@ pub(crate) fn kube_scheduler_detail(refusal: &NodeRefusal, rules: &PodRules) -> 
             format!("the manifest names node {node}")
         }
         NodeRefusal::Taint(taint) => {
-            let value = if taint.value.is_empty() {
-                String::new()
-            } else {
-                format!("={}", taint.value)
+            let value = match taint.value.as_str() {
+                "" => String::new(),
+                value => format!("={value}"),
             };
             format!(
                 "the pod does not tolerate taint {}{value}:{}",
@@ -96,7 +95,6 @@ pub(crate) fn kube_scheduler_detail(refusal: &NodeRefusal, rules: &PodRules) -> 
     }
 }
 
-/// The pod's `nodeSelector` and required node affinity as text.
 fn selector(rules: &PodRules) -> String {
     let mut labels = Vec::new();
     for (key, value) in &rules.node_selector {
@@ -121,17 +119,12 @@ fn selector(rules: &PodRules) -> String {
 
 /// A resource of which a node has too little, with its amounts, as text.
 pub(crate) fn shortage(shortage: &Shortage) -> String {
-    let Shortage {
-        resource,
-        asked,
-        allocatable,
-        ..
-    } = shortage;
-    if **resource == *PODS {
+    let (resource, asked, allocatable) = (&*shortage.resource, shortage.asked, shortage.allocatable);
+    if resource == PODS {
         return format!("the node has as many pods as it takes: {allocatable}");
     }
-    let (free, asked_of_free) = distinct(resource, shortage.free(), *asked);
-    let (most, asked_of_all) = distinct(resource, *allocatable, *asked);
+    let (free, asked_of_free) = distinct(resource, shortage.free(), asked);
+    let (most, asked_of_all) = distinct(resource, allocatable, asked);
     match allocatable {
         0 => format!("the node offers no {resource}, and {asked_of_all} is asked"),
         _ if shortage.is_lasting() => {
@@ -139,7 +132,7 @@ pub(crate) fn shortage(shortage: &Shortage) -> String {
         }
         _ => format!(
             "its pods leave {free} of {}, and {asked_of_free} is asked",
-            amount_of(resource, *allocatable)
+            amount_of(resource, allocatable)
         ),
     }
 }
@@ -154,7 +147,6 @@ fn distinct(resource: &str, one: u64, other: u64) -> (String, String) {
     }
 }
 
-/// Returns true if the amounts of a resource are bytes.
 fn is_bytes(resource: &str) -> bool {
     matches!(resource, MEMORY | GPU_MEMORY | "ephemeral-storage") || resource.starts_with("hugepages-")
 }
@@ -233,9 +225,7 @@ pub(crate) fn gpu_reason(reason: Reason) -> &'static str {
 
 /// The amounts that one GPU lacks, or the reason if it lacks none.
 pub(crate) fn gpu_lacks(reason: Reason, fit: &DeviceFit<'_>) -> String {
-    let DeviceFit {
-        need, free, total, ..
-    } = fit;
+    let (need, free, total) = (&fit.need, &fit.free, &fit.total);
     // The free amounts of such a GPU are zero, whatever it has.
     if [Reason::Unhealthy, Reason::Closed, Reason::Vendor].contains(&reason) {
         return gpu_reason(reason).to_owned();
@@ -283,31 +273,26 @@ pub(crate) fn nearest_gpu(nearest_first: &[DeviceFit<'_>], n_needed: u32) -> Opt
 
 /// The number and size of the GPUs of a node whose GPUs are too small, unhealthy or closed; `None` for any other reason.
 fn size_of_node(reason: Reason, fits: &[DeviceFit<'_>]) -> Option<String> {
-    match reason {
+    let n = fits.len();
+    Some(match reason {
         Reason::TooLarge => {
             let largest = fits.iter().max_by_key(|fit| fit.total.memory)?;
             let memory = memory_text(largest.total.memory.bytes_floor());
-            Some(match fits.len() {
+            match n {
                 1 => format!("the node has 1 GPU with {memory}"),
                 n => format!("the node has {n} GPUs, the largest with {memory}"),
-            })
+            }
         }
-        Reason::Unhealthy => {
-            let n_healthy = fits.iter().filter(|fit| fit.gpu.healthy).count();
-            Some(match (n_healthy, fits.len()) {
-                (0, 1) => "the node's GPU is unhealthy".to_owned(),
-                (n_healthy, n) => format!("{n_healthy} of the node's {n} GPUs are healthy"),
-            })
-        }
-        Reason::Closed => {
-            let n_closed = fits.iter().filter(|fit| fit.gpu.closed).count();
-            Some(match (n_closed, fits.len()) {
-                (1, 1) => "the node's GPU is closed".to_owned(),
-                (n_closed, n) => format!("{n_closed} of the node's {n} GPUs are closed"),
-            })
-        }
-        _ => None,
-    }
+        Reason::Unhealthy => match (fits.iter().filter(|fit| fit.gpu.healthy).count(), n) {
+            (0, 1) => "the node's GPU is unhealthy".to_owned(),
+            (n_healthy, n) => format!("{n_healthy} of the node's {n} GPUs are healthy"),
+        },
+        Reason::Closed => match (fits.iter().filter(|fit| fit.gpu.closed).count(), n) {
+            (1, 1) => "the node's GPU is closed".to_owned(),
+            (n_closed, n) => format!("{n_closed} of the node's {n} GPUs are closed"),
+        },
+        _ => return None,
+    })
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsa
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
-use scheduler::certificates::files::{CertificateFiles, ServerLabels};
+use scheduler::certificates::files::CertificateFiles;
 use scheduler::certificates::metrics::CertificateMetrics;
 use scheduler::config::TlsFiles;
 use scheduler::offline;
@@ -128,12 +128,8 @@ async fn connections_that_send_no_complete_request_are_closed() {
 
 /// Loads files for a server without metrics.
 fn load(files: TlsFiles) -> anyhow::Result<CertificateFiles> {
-    let labels = ServerLabels {
-        server: "extender",
-        clients: "extender-client-ca",
-    };
     let metrics = CertificateMetrics::register(&mut Registry::default());
-    CertificateFiles::load(files, metrics, labels)
+    CertificateFiles::load(files, metrics, ["extender", "extender-client-ca"])
 }
 
 /// Certificates of a test, in files.

@@ -50,13 +50,13 @@ impl World {
 
     /// Nothing has been listed yet, and other replicas may lead.
     pub(crate) fn with_leadership(serving: &Serving, leadership: Leadership) -> Self {
-        Self::configured(serving, leadership, |extender| extender)
+        Self::configured(serving, leadership, |_| ())
     }
 
     /// An empty cluster, all listed, and this number of nodes in the results of `filter`.
     pub(crate) fn with_answer_nodes(answers: &str) -> Self {
         Self::configured(&offline::serving(), Leadership::alone(), |extender| {
-            extender.with_answer_nodes(answers.parse().unwrap())
+            extender.answer_nodes = answers.parse().unwrap();
         })
         .listed()
     }
@@ -64,7 +64,7 @@ impl World {
     /// An empty cluster, all listed, and this form of nodes without room in the results of `filter`.
     pub(crate) fn with_misfit_nodes(misfits: MisfitNodes) -> Self {
         Self::configured(&offline::serving(), Leadership::alone(), |extender| {
-            extender.with_misfit_nodes(misfits)
+            extender.misfit_nodes = misfits;
         })
         .listed()
     }
@@ -87,23 +87,20 @@ impl World {
     }
 
     fn making_room_before_budgets_by(evicts: bool) -> Self {
-        let making_room = |extender: Extender| extender.making_room(evicts);
+        let making_room = |extender: &mut Extender| extender.evicts_for_room = Some(evicts);
         Self::configured(&offline::serving(), Leadership::alone(), making_room).listed()
     }
 
-    fn configured(
-        serving: &Serving,
-        leadership: Leadership,
-        configure: impl FnOnce(Extender) -> Extender,
-    ) -> Self {
+    fn configured(serving: &Serving, leadership: Leadership, configure: impl FnOnce(&mut Extender)) -> Self {
         let api = Api::default();
         let index = Shared::new(Index::new(ResourceNames::default(), Policies::default(), HINT));
         let mut registry = Registry::with_prefix("gpushare_scheduler");
         let metrics = Metrics::register(&mut registry, index.clone(), &leadership);
         let binder = Binder::new(api.client(), Duration::from_secs(4), leadership);
-        let extender =
+        let mut extender =
             Extender::new(index.clone(), metrics, binder, serving).with_token_reviews(api.client());
-        let extender = Arc::new(configure(extender));
+        configure(&mut extender);
+        let extender = Arc::new(extender);
         let text = MetricsText::new(registry);
         let router = router(Arc::clone(&extender), text.clone());
         let health = health_router(Arc::clone(&extender), text);

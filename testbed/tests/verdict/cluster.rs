@@ -98,9 +98,10 @@ impl World {
         let [nodes, devices, pods] = ["nodes", "devices", "pods"].map(|kind| case.list(kind));
         let [node_objects, device_objects, pod_objects] =
             [nodes, devices, pods].map(|list| list.iter().cloned());
-        let extender = offline::extender(node_objects, device_objects, pod_objects);
+        let mut extender = offline::extender(node_objects, device_objects, pod_objects);
         // kube-scheduler's choice among several nodes is not the matter: all that fit have to be seen.
-        let extender = Arc::new(extender.with_answer_nodes(AnswerNodes::All));
+        extender.answer_nodes = AnswerNodes::All;
+        let extender = Arc::new(extender);
         let configuration = CONFIGURATION.parse::<SchedulerConfiguration>().unwrap();
         let mut model = OfflineScheduler::new(&configuration, &offline::routes(&extender), Ties::default());
         for node in nodes {

@@ -14,10 +14,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use super::*;
 
-const LABELS: ServerLabels = ServerLabels {
-    server: "extender",
-    clients: "extender-client-ca",
-};
+const LABELS: [&str; 2] = ["extender", "extender-client-ca"];
 
 /// A certificate and its key.
 type Pair = CertifiedKey<KeyPair>;
@@ -182,7 +179,7 @@ async fn metrics_show_the_ends_of_the_certificates_in_use() {
     let certificates = mount.load();
     let metrics = certificates.metrics.clone();
     tokio::spawn(certificates.follow());
-    let ends = |server, clients| vec![(LABELS.server, server), (LABELS.clients, clients)];
+    let ends = |server, clients| vec![(LABELS[0], server), (LABELS[1], clients)];
     assert_eq!(metrics.all_ends(), ends(end_of_old, end_of_old));
     mount.put(&new.cert.pem(), Some("nonsense"), &authority.cert.pem());
     tokio::time::sleep(INTERVAL * 2).await;

@@ -129,6 +129,15 @@ fn attempts_without_a_cause_are_for_room_that_is_shown_later() {
     }
 }
 
+#[test]
+fn a_refusal_is_repeated_if_no_room_has_opened_since_the_last_one() {
+    let began = Instant::now();
+    let mut waiting = waiting(began);
+    let is_repeated = [("a", 1), ("a", 1), ("a", 2), ("b", 2)]
+        .map(|(uid, all)| waiting.refuse(uid, openings(all, 0), began));
+    assert_eq!(is_repeated, [false, true, false, false]);
+}
+
 /// Something that happens to three pods, and a look after each that comes a quarter of a second later.
 #[derive(Clone, Copy, Debug)]
 enum Step {

@@ -118,8 +118,9 @@ impl<'w> Engine<'w> {
         let nodes = world.nodes.iter().map(|node| node.object.clone());
         let devices = world.nodes.iter().filter_map(|node| node.device.clone());
         let present = world.present.iter().map(|present| present.object.clone());
-        let extender = offline::extender_of(offline::index_with(policies, nodes, devices, present))
-            .with_answer_nodes(answer_nodes);
+        let index = offline::index_with(policies, nodes, devices, present);
+        let mut extender = offline::extender_of(index);
+        extender.answer_nodes = answer_nodes;
         let n_violations_at_start = extender.index().read().fleet().check().len();
         let verbs = Arc::new(Verbs {
             extender,
