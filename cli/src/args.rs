@@ -8,6 +8,7 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use http::HeaderValue;
+use k8s_openapi::jiff::SignedDuration;
 use proto::pod_group::GroupDomain;
 use proto::quantity::Quantity;
 use proto::read_api::{MAX_PLANNED_MOVES, PlanLimits};
@@ -37,7 +38,7 @@ impl Args {
             Command::Explain { .. }
             | Command::Fits(_)
             | Command::Top {
-                kind: Some(Top::Pods(_)),
+                kind: Some(Top::Pods { .. }),
                 ..
             } => return Ok(()),
             Command::Top { .. } => "top shows nodes, and `kubectl gpushare top pods` the pods of a namespace",
@@ -45,9 +46,7 @@ impl Args {
                 "the namespace of the installation is that of --gpushare-namespace"
             }
             Command::Ui(_) => "the page shows all namespaces",
-            Command::Plan(PlanArgs { eviction, .. })
-                if !eviction.evict && (eviction.yes || eviction.partial) =>
-            {
+            Command::Plan(plan) if !plan.evict && (plan.yes || plan.partial) => {
                 return Err(Self::command().error(
                     ErrorKind::MissingRequiredArgument,
                     "--yes and --partial go with --evict",
@@ -195,15 +194,11 @@ pub(crate) enum Top {
     /// Nodes, one a row, with the sums over their GPUs.
     Nodes,
     /// Pods with a share of a GPU: their requests, limits and use.
-    Pods(WhichPods),
-}
-
-/// A selection of pods.
-#[derive(Clone, Debug, Default, clap::Args)]
-pub(crate) struct WhichPods {
-    /// Pods of all namespaces.
-    #[arg(short = 'A', long)]
-    pub(crate) all_namespaces: bool,
+    Pods {
+        /// Pods of all namespaces.
+        #[arg(short = 'A', long)]
+        all_namespaces: bool,
+    },
 }
 
 /// The rows of a table of `top`.
@@ -220,7 +215,6 @@ pub(crate) struct Rows {
     pub(crate) sort_by: Option<String>,
 }
 
-/// The flags of `ui`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Ui {
     /// Port on this machine; without it a free one.
@@ -232,7 +226,6 @@ pub(crate) struct Ui {
     pub(crate) no_browser: bool,
 }
 
-/// The flags of `fits`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct FitsArgs {
     /// Manifest of a pod or of a workload that makes pods, or a folder of manifests (*.yaml, *.yml and *.json); `-` reads
@@ -255,7 +248,7 @@ pub(crate) struct FitsArgs {
     pub(crate) add_nodes: Vec<(String, u32)>,
 }
 
-/// The goal and the limits of `plan`.
+/// The goal and the limits of `plan`, and the flags by which it makes the moves.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct PlanArgs {
     #[command(subcommand)]
@@ -272,13 +265,6 @@ pub(crate) struct PlanArgs {
     /// Time that a pod must have run to be moved, such as 90s, 5m or 2h.
     #[arg(long, global = true, default_value = "5m", value_parser = duration, value_name = "TIME")]
     pub(crate) min_runtime: Duration,
-    #[command(flatten)]
-    pub(crate) eviction: EvictArgs,
-}
-
-/// The flags by which `plan` makes the moves.
-#[derive(Clone, Debug, clap::Args)]
-pub(crate) struct EvictArgs {
     /// Evict the pods, one after the other unless --parallel says more, once you have confirmed the plan. GPUs that become empty
     /// are closed first.
     #[arg(long, global = true)]
@@ -297,7 +283,6 @@ pub(crate) struct EvictArgs {
     pub(crate) timeout: Duration,
 }
 
-/// The goal of a plan.
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum PlannedGoal {
     /// Every pod that may move leaves the GPUs of a node.
@@ -329,7 +314,6 @@ pub(crate) enum PlannedGoal {
     Join,
 }
 
-/// The subcommands of `migrate`.
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum Migrate {
     /// The place of each node on the way, and the next step.
@@ -341,40 +325,21 @@ fn user_name(text: &str) -> Result<HeaderValue, String> {
     HeaderValue::from_str(text).map_err(|_| "a user name has no control characters".to_owned())
 }
 
-/// Parses an amount of memory.
 fn bytes(text: &str) -> Result<u64, String> {
     let amount = text.parse::<Quantity>().ok().and_then(Quantity::unsigned);
     amount.ok_or_else(|| "write bytes as Kubernetes does, such as 40Gi".to_owned())
 }
 
-/// Parses a time in seconds, minutes or hours.
+/// Parses a time such as 90s, 5m or 2h.
 fn duration(text: &str) -> Result<Duration, String> {
-    let malformed = || "write a number and s, m or h, such as 5m".to_owned();
-    let (at, unit) = text.char_indices().next_back().ok_or_else(malformed)?;
-    let seconds = match unit {
-        's' => 1,
-        'm' => 60,
-        'h' => 3600,
-        _ => return Err(malformed()),
-    };
-    let number: u64 = text
-        .get(..at)
-        .and_then(|number| number.parse().ok())
-        .ok_or_else(malformed)?;
-    number
-        .checked_mul(seconds)
-        .map(Duration::from_secs)
-        .ok_or_else(malformed)
+    let time = text.parse::<SignedDuration>().ok();
+    let time = time.and_then(|time| Duration::try_from(time).ok());
+    time.ok_or_else(|| "write a number and s, m or h, such as 5m".to_owned())
 }
 
 /// Parses a value of `--add-nodes`.
 fn added_nodes(text: &str) -> Result<(String, u32), String> {
-    let malformed = || "write a node, or an instance type, and a number, such as g5.xlarge=3".to_owned();
-    let (name, number) = text.split_once('=').ok_or_else(malformed)?;
-    let number = number.parse().map_err(|_| malformed())?;
-    if name.is_empty() {
-        Err(malformed())
-    } else {
-        Ok((name.to_owned(), number))
-    }
+    let parts = text.split_once('=').filter(|(name, _)| !name.is_empty());
+    let added = parts.and_then(|(name, number)| Some((name.to_owned(), number.parse().ok()?)));
+    added.ok_or_else(|| "write a node, or an instance type, and a number, such as g5.xlarge=3".to_owned())
 }

@@ -2,11 +2,13 @@
 
 use std::process::ExitCode;
 
-use http::StatusCode;
+use http::header::CONTENT_TYPE;
+use http::{Request, StatusCode};
 use proto::closed_gpus::{CLOSED_GPUS, ClosedGpus};
 use proto::read_api::State;
-use serde_json::{Value, json};
+use serde_json::json;
 
+use crate::args::NodeGpus;
 use crate::connection::ClusterConnection;
 use crate::failure::{CommandFailure, CommandResult};
 use crate::fields::text as field;
@@ -18,12 +20,8 @@ use crate::read_api::ReadApiClient;
 const MAX_TRIES: usize = 5;
 
 /// Closes GPUs of a node, beside those that are closed already; all without `gpus`.
-pub(crate) async fn close(
-    connection: &ClusterConnection,
-    screen: &Screen,
-    node: &str,
-    gpus: &[u32],
-) -> CommandResult {
+pub(crate) async fn close(connection: &ClusterConnection, screen: &Screen, at: &NodeGpus) -> CommandResult {
+    let NodeGpus { node, gpus } = at;
     if let Some(sentence) = check_minors(connection, node, gpus).await {
         return Err(CommandFailure::Refused(sentence));
     }
@@ -39,8 +37,8 @@ async fn check_minors(connection: &ClusterConnection, node: &str, gpus: &[u32]) 
     }
     let mut api = ReadApiClient::connect(connection).await.ok()?;
     let state: State = api.get("state").await.ok()?;
-    let known = state.nodes.into_iter().find(|one| one.name == node)?.gpus;
-    let known: Vec<u32> = known.iter().map(|gpu| gpu.minor).collect();
+    let known = state.nodes.iter().find(|one| one.name == node)?;
+    let known: Vec<u32> = known.gpus.iter().map(|gpu| gpu.minor).collect();
     let absent = gpus.iter().find(|minor| !known.contains(minor))?;
     Some(format!("node {node} has no GPU {absent}: its GPUs are {known:?}"))
 }
@@ -61,33 +59,28 @@ pub(crate) async fn add(
 }
 
 /// Opens GPUs of a node; all without `gpus`.
-pub(crate) async fn open(
-    connection: &ClusterConnection,
-    screen: &Screen,
-    node: &str,
-    gpus: &[u32],
-) -> CommandResult {
+pub(crate) async fn open(connection: &ClusterConnection, screen: &Screen, at: &NodeGpus) -> CommandResult {
+    let NodeGpus { node, gpus } = at;
     let open_gpus = async |closed: ClosedGpus| {
         // Minors that the annotation names can be opened, also if the node has no such GPU.
         let open: Vec<u32> = gpus.iter().copied().filter(|gpu| !closed.has(*gpu)).collect();
         if let Some(sentence) = check_minors(connection, node, &open).await {
             return Err(CommandFailure::Refused(sentence));
         }
-        match gpus {
-            [] => Ok(ClosedGpus::default()),
-            gpus => closed.without(gpus).ok_or_else(|| {
-                CommandFailure::Refused(format!(
-                    "all GPUs of node {node} are closed: open all without --gpus, and close the others by their minors"
-                ))
-            }),
+        if gpus.is_empty() {
+            return Ok(ClosedGpus::default());
         }
+        closed.without(gpus).ok_or_else(|| {
+            CommandFailure::Refused(format!(
+                "all GPUs of node {node} are closed: open all without --gpus, and close the others by their minors"
+            ))
+        })
     };
     change(connection, node, open_gpus).await?;
     screen.print(&format!("{} of node {node} are open\n", which(gpus)))?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// The sentence that GPUs are closed.
 pub(crate) fn closing(node: &str, gpus: &[u32]) -> String {
     format!(
         "{} of node {node} take no new pods until `{}`; pods there stay",
@@ -96,7 +89,6 @@ pub(crate) fn closing(node: &str, gpus: &[u32]) -> String {
     )
 }
 
-/// The GPUs in words.
 pub(crate) fn which(gpus: &[u32]) -> String {
     match gpus {
         [] => "all GPUs".to_owned(),
@@ -137,15 +129,12 @@ async fn change(
         let annotations = object.pointer("/metadata/annotations");
         let annotations = annotations.and_then(|value| serde_json::from_value(value.clone()).ok());
         let closed = changed(ClosedGpus::read(annotations.as_ref())).await?;
-        let value = if closed.is_empty() {
-            Value::Null
-        } else {
-            json!(closed.to_string())
-        };
+        let value = (!closed.is_empty()).then(|| closed.to_string());
         let version = field(&object, "/metadata/resourceVersion");
         let annotated =
             json!({"metadata": {"resourceVersion": version, "annotations": {CLOSED_GPUS: value}}});
-        match connection.patch("annotate the node", &path, &annotated).await {
+        let request = Request::patch(&path).header(CONTENT_TYPE, "application/merge-patch+json");
+        match connection.write("annotate the node", request, &annotated).await {
             Ok(Some(_)) => return Ok(closed),
             Ok(None) => return Err(no_such_node()),
             Err(CommandFailure::Api { code: 409, .. }) => {}

@@ -14,9 +14,7 @@ use tokio::time::timeout;
 use crate::args::ConnectionArgs;
 use crate::failure::{CommandFailure, with_sources};
 
-/// The longest time that one request to the API server may take.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
-/// Objects in one page of a list, as for kubectl.
 const PAGE_SIZE: u32 = 500;
 
 /// The connection of a command to the cluster, by the kubeconfig and the flags.
@@ -66,35 +64,19 @@ impl ClusterConnection {
         self.client.clone().map_err(CommandFailure::Kubeconfig)
     }
 
-    /// The JSON at a path of the API server; `None` if there is nothing.
     pub(crate) async fn get(&self, action: &str, path: &str) -> Result<Option<Value>, CommandFailure> {
         let request = http::Request::get(path).body(Vec::new());
         self.send(action, request.map_err(CommandFailure::input)?).await
     }
 
-    /// Sends an object to a path of the API server to create it; `None` if there is nothing at the path.
-    pub(crate) async fn create(
+    /// Sends an object with a request; `None` if there is nothing at its path.
+    pub(crate) async fn write(
         &self,
         action: &str,
-        path: &str,
+        request: http::request::Builder,
         object: &Value,
     ) -> Result<Option<Value>, CommandFailure> {
-        let request = http::Request::post(path)
-            .header(http::header::CONTENT_TYPE, "application/json")
-            .body(object.to_string().into_bytes());
-        self.send(action, request.map_err(CommandFailure::input)?).await
-    }
-
-    /// Merges a change into the object at a path of the API server; `None` if there is nothing.
-    pub(crate) async fn patch(
-        &self,
-        action: &str,
-        path: &str,
-        change: &Value,
-    ) -> Result<Option<Value>, CommandFailure> {
-        let request = http::Request::patch(path)
-            .header(http::header::CONTENT_TYPE, "application/merge-patch+json")
-            .body(change.to_string().into_bytes());
+        let request = request.body(object.to_string().into_bytes());
         self.send(action, request.map_err(CommandFailure::input)?).await
     }
 
@@ -123,7 +105,6 @@ impl ClusterConnection {
         self.list_pages(K::url_path(&(), namespace), selector).await
     }
 
-    /// The objects of the list at a path as JSON.
     pub(crate) async fn list_json(&self, path: &str) -> Result<Vec<Value>, CommandFailure> {
         self.list_pages(path.to_owned(), None).await
     }
@@ -172,7 +153,6 @@ impl ClusterConnection {
     }
 }
 
-/// The configuration of the client, by the flags and the kubeconfig; or the reason that there is none.
 async fn config(args: &ConnectionArgs) -> Result<Config, String> {
     let options = KubeConfigOptions {
         context: args.context.clone(),

@@ -12,7 +12,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::Pod;
-use proto::read_api::{Diagnosis, Finding, PORT, Severity};
+use proto::read_api::{Diagnosis, Finding, Severity};
 
 use crate::connection::ClusterConnection;
 use crate::failure::{CommandFailure, CommandResult, code_of_answer};
@@ -42,7 +42,6 @@ const NAMESPACE_LISTS: [(&str, &str); 3] = [
     ("/api/v1", "services"),
     ("/apis/coordination.k8s.io/v1", "leases"),
 ];
-/// The path of the API group of webhooks and admission policies.
 const ADMISSION: &str = "/apis/admissionregistration.k8s.io/v1";
 
 /// Checks the installation; the answer, in the exit code, is no if a finding is a warning or an error.
@@ -51,14 +50,17 @@ pub(crate) async fn run(connection: &ClusterConnection, screen: &Screen) -> Comm
     let mut findings = checks::findings(&facts);
     // The most severe first; findings of one severity stay in the order of the checks.
     findings.sort_by_key(|finding| Reverse(finding.severity));
-    let problems: Vec<&Finding> = findings
+    let mut problems = Vec::new();
+    // A check that was not made, as the user lacks a right, is no fault of the installation.
+    for finding in findings
         .iter()
         .filter(|finding| finding.severity >= Severity::Warning)
-        .collect();
-    let names = problems.iter().map(|finding| finding.check.clone());
-    screen.show(&findings, names, |is_wide| render(&findings, screen, is_wide))?;
-    // A check that was not made, as the user lacks a right, is no fault of the installation.
-    Ok(code_of_answer(problems.is_empty()))
+    {
+        problems.push(finding.check.clone());
+    }
+    let is_sound = problems.is_empty();
+    screen.show(&findings, problems, |is_wide| render(&findings, screen, is_wide))?;
+    Ok(code_of_answer(is_sound))
 }
 
 /// Reads the facts of the installation that the checks need.
@@ -101,13 +103,12 @@ pub(crate) async fn replicas(connection: &ClusterConnection) -> Result<Vec<Asked
     // All of them, since each process alone knows if it leads, and the objects that its own watches have shown.
     for pod in pods.iter().filter(|pod| is_ready(pod)) {
         let name = pod.metadata.name.clone().unwrap_or_default();
-        let connected = ReadApiClient::forward(connection, namespace, &name, PORT).await;
+        let connected = ReadApiClient::forward(connection, &name).await;
         replicas.push(diagnose(name, connected).await);
     }
     Ok(replicas)
 }
 
-/// Asks one replica for its findings, over the connection that was made to it.
 async fn diagnose(pod: String, connected: Result<ReadApiClient, CommandFailure>) -> AskedReplica {
     let diagnosis = match connected {
         Ok(mut api) => api.get::<Diagnosis>("doctor").await,
@@ -121,12 +122,12 @@ async fn diagnose(pod: String, connected: Result<ReadApiClient, CommandFailure>)
 
 /// The nodes as the scheduler's library understands the objects, which needs no running scheduler.
 async fn nodes_of_state(connection: &ClusterConnection) -> Result<Vec<proto::read_api::Node>, String> {
-    let index = offline::index(connection).await;
-    let index = index.map_err(|failure| failure.to_string())?;
+    let index = offline::index(connection)
+        .await
+        .map_err(|failure| failure.to_string())?;
     Ok(scheduler::read_api::state_of(index).await.nodes)
 }
 
-/// The findings as text, and the number of findings of each severity.
 fn render(findings: &[Finding], screen: &Screen, is_wide: bool) -> String {
     let mut lines = String::new();
     for finding in findings {
@@ -153,11 +154,12 @@ fn render(findings: &[Finding], screen: &Screen, is_wide: bool) -> String {
             lines += &screen.wrap(9, &format!("         {}\n", finding.remedy));
         }
     }
-    let mut n_findings = BTreeMap::new();
-    for finding in findings {
-        *n_findings.entry(finding.severity).or_insert(0_u32) += 1;
-    }
-    let n = |severity| n_findings.get(&severity).copied().unwrap_or_default();
+    let n = |severity| {
+        findings
+            .iter()
+            .filter(|finding| finding.severity == severity)
+            .count() as u64
+    };
     let parts = [
         count(n(Severity::Error), "error"),
         count(n(Severity::Warning), "warning"),

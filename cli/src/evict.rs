@@ -1,25 +1,25 @@
 //! `plan ... --evict`: makes the moves of a plan one by one, or a few at a time, with the rights of the caller.
 //!
 //! A move is an eviction by the Eviction API, which obeys disruption budgets; the pod's controller creates the successor, and
-//! kube-scheduler places it. So every move is checked and none is assumed: a new plan is made from the cluster as it is before
-//! each eviction, or before those that are in flight together. Only pods that the confirmed plan shows are evicted. The command
-//! waits a while if a new plan takes others or does not reach the goal, and then stops; it ends if the goal is reached already.
-//! Goals that empty GPUs close these first, and never open them.
+//! kube-scheduler places it. So every move is checked and none is assumed: before each eviction, or those in flight together, a
+//! new plan is made, and only pods that the confirmed plan shows are evicted. The command waits a while if a new plan takes
+//! others or does not reach the goal, and then stops. Goals that empty GPUs close these first, and never open them.
 
 use std::collections::BTreeSet;
-use std::io::{self, BufRead, IsTerminal};
+use std::io::{self, IsTerminal};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use futures::future::join_all;
-use http::StatusCode;
+use http::header::CONTENT_TYPE;
+use http::{Request, StatusCode};
 use proto::read_api::{LeftPod, PlanAnswer, PlanRequest, PlannedMove};
 use proto::record::GPU_MINORS;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use crate::args::{EvictArgs, PlannedGoal};
+use crate::args::{PlanArgs, PlannedGoal};
 use crate::close;
 use crate::connection::ClusterConnection;
 use crate::failure::{CommandFailure, CommandResult};
@@ -39,32 +39,25 @@ const RETRY_TIME: Duration = Duration::from_secs(120);
 const RETRY_PAUSE: Duration = Duration::from_secs(5);
 /// Pause between two looks at a pod or its successor, and after a stale plan.
 const LOOK_PAUSE: Duration = Duration::from_millis(500);
-/// Longest time for one plan.
 const PLAN_TIMEOUT: Duration = Duration::from_secs(60);
 /// Most plans since the last move whose first pod is evicted already, as the scheduler has not seen its end yet.
 const MAX_STALE: usize = 20;
 
-/// The evictions for one goal.
 pub(crate) struct Eviction<'a> {
     pub(crate) connection: &'a ClusterConnection,
     pub(crate) screen: &'a Screen,
     pub(crate) source: AnswerSource,
-    pub(crate) goal: &'a PlannedGoal,
+    pub(crate) args: &'a PlanArgs,
     pub(crate) request: PlanRequest,
-    pub(crate) args: &'a EvictArgs,
-    /// The time at which the first plan was made.
     pub(crate) planned_at: Instant,
     /// UIDs of the pods of the first plan that must not be evicted, since their end may fail their Jobs.
     pub(crate) of_jobs: BTreeSet<String>,
+    /// Becomes true at Ctrl-C.
+    pub(crate) interrupted: watch::Receiver<bool>,
 }
 
-/// The end of one move that is no failure of the command.
-enum MoveEnd {
-    /// The pod is gone, and its successor has a node.
-    Moved {
-        /// True if the successor has the planned node and GPUs.
-        as_planned: bool,
-    },
+/// The reason that a move does not end with a successor on a node.
+enum Unmoved {
     /// The pod was gone, or was being deleted, before the command evicted it.
     Gone,
     /// A disruption budget refuses the eviction, and may have room once the other moves in flight have ended.
@@ -73,9 +66,16 @@ enum MoveEnd {
     Left(String),
     /// The command stops with this sentence.
     Stopped(String),
+    Failed(CommandFailure),
 }
 
-impl MoveEnd {
+impl From<CommandFailure> for Unmoved {
+    fn from(failure: CommandFailure) -> Self {
+        Self::Failed(failure)
+    }
+}
+
+impl Unmoved {
     /// The end of a move whose eviction got no answer, so that the API server may have made it.
     fn in_doubt(one: &PlannedMove, failure: &CommandFailure) -> Self {
         Self::Stopped(format!(
@@ -92,9 +92,7 @@ enum Next<'p> {
     Evict(Vec<&'p PlannedMove>),
     /// Look again a little later, as the reason in the sentence may pass.
     Wait(String),
-    /// The goal is reached.
     Reached,
-    /// Stop with this sentence.
     Stop(String),
 }
 
@@ -171,32 +169,29 @@ pub(crate) fn node_and_gpus(goal: &PlannedGoal) -> Option<(&str, &[u32])> {
 impl Eviction<'_> {
     /// Asks the user, closes the GPUs that the goal empties, and makes the moves.
     pub(crate) async fn run(mut self, plan: PlanAnswer) -> CommandResult {
+        let screen = self.screen;
         if matches!(self.source, AnswerSource::Objects(_)) {
             return Err(CommandFailure::Refused(
                 "--evict makes a new plan before each move, which only the scheduler can".to_owned(),
             ));
         }
         if let Some(reason) = self.refusal(&plan) {
-            self.screen
-                .complain(&format!("nothing was evicted, since {reason}"));
+            screen.complain(&format!("nothing was evicted, since {reason}"));
             return Ok(ExitCode::from(NOT_REACHED));
         }
-        let to_close = node_and_gpus(self.goal);
+        let to_close = node_and_gpus(&self.args.goal);
         if plan.moves.is_empty() && to_close.is_none() {
             return Ok(ExitCode::from(if plan.reached { 0 } else { NOT_REACHED }));
         }
-        let waiting = plan.left.iter().filter(|one| to_close.is_some() && one.temporary);
-        let mut names = waiting
-            .map(|one| &one.name)
-            .chain(plan.moves.iter().map(|one| &one.name));
-        if names.any(String::is_empty) {
+        let mut waiting = plan.left.iter().filter(|one| to_close.is_some() && one.temporary);
+        if waiting.any(|one| one.name.is_empty()) || plan.moves.iter().any(|one| one.name.is_empty()) {
             return Err(CommandFailure::Refused(
                 "the names of some pods are hidden from you: --evict takes the right to list them".to_owned(),
             ));
         }
         let mut progress = self.progress_of(&plan);
         if !self.args.yes && !self.is_confirmed(progress.confirmed.len())? {
-            self.screen.complain("nothing was evicted");
+            screen.complain("nothing was evicted");
             return Ok(ExitCode::FAILURE);
         }
         let mut closed = None;
@@ -204,53 +199,42 @@ impl Eviction<'_> {
             let closing = close::add(self.connection, node, gpus).await;
             let gpus = closing.inspect_err(|failure| {
                 if failure.is_temporary() {
-                    self.screen.complain(&format!(
-                        "{} of node {node} may be closed: `{}` opens them",
-                        close::which(gpus),
-                        close::opening(node, gpus)
+                    let (which, opening) = (close::which(gpus), close::opening(node, gpus));
+                    screen.complain(&format!(
+                        "{which} of node {node} may be closed: `{opening}` opens them"
                     ));
                 }
             })?;
-            self.screen.complain(&close::closing(node, &gpus));
+            screen.complain(&close::closing(node, &gpus));
             closed = Some((node, gpus));
         }
-        let ended = self.make_moves(&mut progress, interrupted()).await;
+        self.interrupted = interrupted();
+        let ended = self.make_moves(&mut progress).await;
         if let Some((node, gpus)) = closed {
-            let text = format!(
-                "{} of node {node} stay closed: `{}` opens them",
-                close::which(&gpus),
-                close::opening(node, &gpus)
-            );
-            self.screen.complain(&text);
+            let (which, opening) = (close::which(&gpus), close::opening(node, &gpus));
+            screen.complain(&format!(
+                "{which} of node {node} stay closed: `{opening}` opens them"
+            ));
         }
         let moved = count(progress.n_moved as u64, "pod");
-        match ended {
-            Ok(None) => {
-                let text = if to_close.is_some() {
-                    format!("the goal is reached: {moved} moved")
-                } else {
-                    format!(
-                        "no further move is needed: {moved} moved; a pod that waited may have the free memory by now"
-                    )
-                };
-                self.screen.complain(&text);
-                Ok(ExitCode::SUCCESS)
-            }
-            Ok(Some(reason)) => {
-                self.screen.complain(&format!("stopped after {moved}: {reason}"));
-                Ok(ExitCode::from(NOT_REACHED))
-            }
-            Err(failure) => {
-                self.screen
-                    .complain(&format!("stopped after {moved} by a failure"));
-                Err(failure)
-            }
-        }
+        let (text, code) = match &ended {
+            Ok(None) if to_close.is_some() => (format!("the goal is reached: {moved} moved"), 0),
+            Ok(None) => (
+                format!(
+                    "no further move is needed: {moved} moved; a pod that waited may have the free memory by now"
+                ),
+                0,
+            ),
+            Ok(Some(reason)) => (format!("stopped after {moved}: {reason}"), NOT_REACHED),
+            Err(_) => (format!("stopped after {moved} by a failure"), NOT_REACHED),
+        };
+        screen.complain(&text);
+        ended.map(|_| ExitCode::from(code))
     }
 
     /// The reason that the command makes no move of the first plan; `None` if it makes them.
     fn refusal(&self, plan: &PlanAnswer) -> Option<String> {
-        if node_and_gpus(self.goal).is_none() && !self.of_jobs.is_empty() {
+        if node_and_gpus(&self.args.goal).is_none() && !self.of_jobs.is_empty() {
             let text = "the plan needs the pods of Jobs that are left; with the annotation gpushare/evict: \"false\" on them the next \
                         plan takes others";
             return Some(text.to_owned());
@@ -261,7 +245,8 @@ impl Eviction<'_> {
         if plan.moves.is_empty() {
             return Some("no move helps".to_owned());
         }
-        let more = if plan.moves.len() >= self.request.limits.max_moves {
+        let is_full = plan.moves.len() >= self.request.limits.max_moves;
+        let more = if is_full {
             ", and a higher --max-moves allows more of them"
         } else {
             ""
@@ -273,24 +258,21 @@ impl Eviction<'_> {
 
     /// The progress before the first move of a plan that the user has seen.
     fn progress_of(&self, plan: &PlanAnswer) -> Progress {
-        let mut progress = Progress {
+        let mut confirmed: BTreeSet<String> = plan.moves.iter().map(|one| one.uid.clone()).collect();
+        if node_and_gpus(&self.args.goal).is_some() {
+            let waiting = plan.left.iter().filter(|one| one.temporary);
+            confirmed.extend(waiting.map(|one| one.uid.clone()));
+        }
+        Progress {
+            confirmed,
             stay: self.of_jobs.clone(),
             max_moves: self.request.limits.max_moves,
             is_partial: self.args.partial,
             falls_short: !plan.reached,
             ..Progress::default()
-        };
-        progress
-            .confirmed
-            .extend(plan.moves.iter().map(|one| one.uid.clone()));
-        if node_and_gpus(self.goal).is_some() {
-            let waiting = plan.left.iter().filter(|one| one.temporary);
-            progress.confirmed.extend(waiting.map(|one| one.uid.clone()));
         }
-        progress
     }
 
-    /// Asks the user on the terminal; returns true for yes.
     fn is_confirmed(&self, n_pods: usize) -> Result<bool, CommandFailure> {
         if !io::stdin().is_terminal() {
             return Err(CommandFailure::Input(
@@ -298,25 +280,18 @@ impl Eviction<'_> {
             ));
         }
         let pods = count(n_pods as u64, "pod");
-        let question = match node_and_gpus(self.goal) {
+        let question = match node_and_gpus(&self.args.goal) {
             Some((node, gpus)) => format!("Close {} of node {node}, and evict {pods}?", close::which(gpus)),
             None => format!("Evict {pods}?"),
         };
         self.screen.complain(&format!("{question} [y/N]"));
         let mut line = String::new();
-        io::stdin()
-            .lock()
-            .read_line(&mut line)
-            .map_err(CommandFailure::input)?;
+        io::stdin().read_line(&mut line).map_err(CommandFailure::input)?;
         Ok(["y", "yes"].contains(&line.trim().to_ascii_lowercase().as_str()))
     }
 
     /// Makes moves by new plans until the goal is reached; returns the reason if it stops before that.
-    async fn make_moves(
-        &mut self,
-        progress: &mut Progress,
-        mut interrupted: watch::Receiver<bool>,
-    ) -> Result<Option<String>, CommandFailure> {
+    async fn make_moves(&mut self, progress: &mut Progress) -> Result<Option<String>, CommandFailure> {
         let mut n_stale = 0;
         let mut last_move = Instant::now();
         let min_run_seconds = self.request.limits.min_run_seconds;
@@ -325,11 +300,10 @@ impl Eviction<'_> {
             let since = self.planned_at.elapsed().as_secs().saturating_sub(1);
             self.request.limits.min_run_seconds = min_run_seconds.saturating_add(since);
             self.request.limits.max_moves = progress.max_moves.saturating_sub(progress.n_moved);
-            let plan = match self.new_plan(&mut interrupted).await {
-                None => return Ok(Some("interrupted".to_owned())),
-                Some(plan) => plan?,
+            let Some(plan) = self.new_plan().await? else {
+                return Ok(Some("interrupted".to_owned()));
             };
-            let mut moves = match progress.next(self.goal, &plan) {
+            let mut moves = match progress.next(&self.args.goal, &plan) {
                 Next::Reached => return Ok(None),
                 Next::Stop(reason) => return Ok(Some(reason)),
                 Next::Wait(reason) if last_move.elapsed() >= RETRY_TIME => return Ok(Some(reason)),
@@ -344,16 +318,15 @@ impl Eviction<'_> {
                 n_stale += 1;
                 if n_stale > MAX_STALE {
                     let name = stale.display_name();
-                    return Ok(Some(format!(
-                        "the scheduler still counts pod {name}, which was evicted"
-                    )));
+                    let reason = format!("the scheduler still counts pod {name}, which was evicted");
+                    return Ok(Some(reason));
                 }
                 sleep(LOOK_PAUSE).await;
                 continue;
             }
             moves.retain(|one| !progress.evicted.contains(&one.uid));
             let n_before = progress.n_moved;
-            let stopped = self.make_together(&moves, progress, &interrupted).await?;
+            let stopped = self.make_together(&moves, progress).await?;
             if stopped.is_some() {
                 return Ok(stopped);
             }
@@ -368,56 +341,57 @@ impl Eviction<'_> {
         &self,
         moves: &[&PlannedMove],
         progress: &mut Progress,
-        interrupted: &watch::Receiver<bool>,
     ) -> Result<Option<String>, CommandFailure> {
         let most = if progress.is_crowded {
             1
         } else {
             self.args.parallel.into()
         };
-        // Each move with its controller's UID, or with its end if there is nothing to evict.
-        let mut together: Vec<(&PlannedMove, Result<String, MoveEnd>)> = Vec::new();
+        // Each move with its controller's UID, or with the reason that there is nothing to evict.
+        let mut together: Vec<(&PlannedMove, Result<String, Unmoved>)> = Vec::new();
         let mut controllers = BTreeSet::new();
         // A move is possible only after all those before it in the plan, so none is skipped.
         for one in moves.iter().take(most) {
-            let controller = self.controller_of(one).await?;
-            // Either of two pods of one controller would be taken for moved with the successor of the other.
-            if let Ok(uid) = &controller
-                && !controllers.insert(uid.clone())
-            {
-                break;
-            }
+            let controller = match self.controller_of(one).await {
+                // Either of two pods of one controller would be taken for moved with the successor of the other.
+                Ok(uid) if !controllers.insert(uid.clone()) => break,
+                Err(Unmoved::Failed(failure)) => return Err(failure),
+                controller => controller,
+            };
             together.push((one, controller));
         }
         let is_alone = together.len() == 1;
         progress.is_crowded = false;
-        let made = together.into_iter().map(async |(one, controller)| {
-            let end = match controller {
-                Ok(controller) => self.make_move(one, &controller, is_alone, interrupted).await,
-                Err(end) => Ok(end),
-            };
-            (one, end)
-        });
+        let made = together
+            .into_iter()
+            .map(async |(one, controller)| match controller {
+                Ok(controller) => (one, self.make_move(one, &controller, is_alone).await),
+                Err(unmoved) => (one, Err(unmoved)),
+            });
         let (mut reasons, mut failed) = (Vec::new(), None);
-        for (one, end) in join_all(made).await {
-            let left = |reason| format!("pod {} stays: {reason}", one.display_name());
-            match end {
-                Ok(MoveEnd::Moved { as_planned }) => {
+        for (one, made) in join_all(made).await {
+            let uid = one.uid.clone();
+            match made {
+                Ok(as_planned) => {
                     progress.falls_short |= !as_planned;
                     progress.n_moved += 1;
-                    progress.evicted.insert(one.uid.clone());
+                    progress.evicted.insert(uid);
                 }
-                Ok(MoveEnd::Gone) => {
-                    progress.evicted.insert(one.uid.clone());
+                Err(Unmoved::Gone) => {
+                    progress.evicted.insert(uid);
                 }
-                Ok(MoveEnd::Later) => progress.is_crowded = true,
-                Ok(MoveEnd::Left(reason)) if node_and_gpus(self.goal).is_some() => {
-                    self.screen.complain(&left(reason));
-                    progress.stay.insert(one.uid.clone());
+                Err(Unmoved::Later) => progress.is_crowded = true,
+                Err(Unmoved::Left(reason)) => {
+                    let left = format!("pod {} stays: {reason}", one.display_name());
+                    if node_and_gpus(&self.args.goal).is_some() {
+                        self.screen.complain(&left);
+                        progress.stay.insert(uid);
+                    } else {
+                        reasons.push(left);
+                    }
                 }
-                Ok(MoveEnd::Left(reason)) => reasons.push(left(reason)),
-                Ok(MoveEnd::Stopped(reason)) => reasons.push(reason),
-                Err(failure) => failed = Some(failure),
+                Err(Unmoved::Stopped(reason)) => reasons.push(reason),
+                Err(Unmoved::Failed(failure)) => failed = Some(failure),
             }
         }
         let stopped = (!reasons.is_empty()).then(|| reasons.join("; "));
@@ -429,28 +403,24 @@ impl Eviction<'_> {
     }
 
     /// A new plan; `None` at Ctrl-C. Asks again while the scheduler restarts, or is busy with the plans of others.
-    async fn new_plan(
-        &mut self,
-        interrupted: &mut watch::Receiver<bool>,
-    ) -> Option<Result<PlanAnswer, CommandFailure>> {
+    async fn new_plan(&mut self) -> Result<Option<PlanAnswer>, CommandFailure> {
         let deadline = Instant::now() + RETRY_TIME;
         loop {
-            if *interrupted.borrow() {
-                return None;
+            if *self.interrupted.borrow() {
+                return Ok(None);
             }
-            let asked = timeout(PLAN_TIMEOUT, self.source.plan(&self.request));
             let answer = tokio::select! {
-                answer = asked => answer,
+                answer = timeout(PLAN_TIMEOUT, self.source.plan(&self.request)) => answer,
                 // A sender that is gone has seen no Ctrl-C.
-                Ok(_) = interrupted.wait_for(|is_true| *is_true) => return None,
+                Ok(_) = self.interrupted.wait_for(|is_true| *is_true) => return Ok(None),
             };
             let failure = match answer {
                 Ok(Err(failure)) if failure.is_temporary() => failure,
-                Ok(answer) => return Some(answer),
+                Ok(answer) => return answer.map(Some),
                 Err(_) => CommandFailure::Unreachable(format!("no plan within {PLAN_TIMEOUT:?}")),
             };
             if Instant::now() >= deadline {
-                return Some(Err(failure));
+                return Err(failure);
             }
             sleep(RETRY_PAUSE).await;
             // The connection may be that to a replica that has ended.
@@ -466,69 +436,58 @@ impl Eviction<'_> {
         Ok(object.filter(|object| is_staying(object, one)))
     }
 
-    /// The UID of the controller of a move's pod; or the end of the move if the pod is not to be evicted.
-    async fn controller_of(&self, one: &PlannedMove) -> Result<Result<String, MoveEnd>, CommandFailure> {
-        let Some(object) = self.staying(one).await? else {
-            return Ok(Err(MoveEnd::Gone));
-        };
+    async fn controller_of(&self, one: &PlannedMove) -> Result<String, Unmoved> {
+        let object = self.staying(one).await?.ok_or(Unmoved::Gone)?;
         let Some(owner) = controller(&object) else {
             let name = one.display_name();
-            return Ok(Err(MoveEnd::Stopped(format!(
-                "pod {name} has no controller any more"
-            ))));
+            return Err(Unmoved::Stopped(format!("pod {name} has no controller any more")));
         };
         if field(owner, "/kind") == "Job"
             && let Some(reason) = jobs::obstacle(self.connection, one, owner).await?
         {
-            return Ok(Err(MoveEnd::Left(reason)));
+            return Err(Unmoved::Left(reason));
         }
-        Ok(Ok(field(owner, "/uid").to_owned()))
+        Ok(field(owner, "/uid").to_owned())
     }
 
     /// Evicts the pod of a move, and waits until it is gone and its successor, another pod of the same `controller` (a UID), has
-    /// a node. Waits for room in a disruption budget only if no other move is in flight (`is_alone`).
-    async fn make_move(
-        &self,
-        one: &PlannedMove,
-        controller: &str,
-        is_alone: bool,
-        interrupted: &watch::Receiver<bool>,
-    ) -> Result<MoveEnd, CommandFailure> {
+    /// a node; returns true if that is the planned one, with the planned GPUs. Waits for room in a disruption budget only if no
+    /// other move is in flight (`is_alone`).
+    async fn make_move(&self, one: &PlannedMove, controller: &str, is_alone: bool) -> Result<bool, Unmoved> {
         let name = one.display_name();
         let before = self.pods_of(one, controller).await?;
         let known: BTreeSet<&str> = before.iter().map(|pod| field(pod, "/metadata/uid")).collect();
-        let Some(seen) = before.iter().find(|pod| is_staying(pod, one)) else {
-            return Ok(MoveEnd::Gone);
-        };
+        let seen = before
+            .iter()
+            .find(|pod| is_staying(pod, one))
+            .ok_or(Unmoved::Gone)?;
         let mut version = field(seen, "/metadata/resourceVersion").to_owned();
         // A dry run first: it meets missing rights, and budgets without room, before an answer to a real eviction can be lost.
         for is_dry in [true, false] {
-            if let Some(end) = self
-                .evict(one, &mut version, is_dry, is_alone, interrupted)
-                .await?
-            {
-                return Ok(end);
-            }
+            self.evict(one, &mut version, is_dry, is_alone).await?;
         }
         let deadline = Instant::now() + self.args.timeout;
         loop {
             let pods = match self.pods_of(one, controller).await {
-                Err(failure) if failure.may_pass() && Instant::now() < deadline && !*interrupted.borrow() => {
+                Err(failure)
+                    if failure.may_pass() && Instant::now() < deadline && !*self.interrupted.borrow() =>
+                {
                     sleep(LOOK_PAUSE).await;
                     continue;
                 }
                 Err(failure) => {
-                    return Ok(MoveEnd::Stopped(format!(
+                    return Err(Unmoved::Stopped(format!(
                         "pod {name} was evicted, and its successor cannot be seen: {failure}"
                     )));
                 }
                 Ok(pods) => pods,
             };
             let is_gone = pods.iter().all(|pod| field(pod, "/metadata/uid") != one.uid);
-            let successor = pods.iter().find(|pod| {
-                !known.contains(field(pod, "/metadata/uid")) && !field(pod, "/spec/nodeName").is_empty()
-            });
-            if let (true, Some(successor)) = (is_gone, successor) {
+            let mut successors = pods
+                .iter()
+                .filter(|pod| !known.contains(field(pod, "/metadata/uid")));
+            let placed = successors.find(|pod| !field(pod, "/spec/nodeName").is_empty());
+            if let (true, Some(successor)) = (is_gone, placed) {
                 let node = field(successor, "/spec/nodeName");
                 let expected = if node == one.to {
                     String::new()
@@ -541,18 +500,18 @@ impl Eviction<'_> {
                     "{name} left {}; {successor} is on {node}{expected}",
                     one.from
                 ));
-                return Ok(MoveEnd::Moved { as_planned });
+                return Ok(as_planned);
             }
             let waits_for = if is_gone {
                 format!("pod {name} is gone, and no successor has a node")
             } else {
                 format!("pod {name} was evicted, and does not go")
             };
-            if *interrupted.borrow() {
-                return Ok(MoveEnd::Stopped(format!("interrupted: {waits_for} yet")));
+            if *self.interrupted.borrow() {
+                return Err(Unmoved::Stopped(format!("interrupted: {waits_for} yet")));
             }
             if Instant::now() >= deadline {
-                return Ok(MoveEnd::Stopped(format!(
+                return Err(Unmoved::Stopped(format!(
                     "{waits_for} after {:?}",
                     self.args.timeout
                 )));
@@ -561,17 +520,15 @@ impl Eviction<'_> {
         }
     }
 
-    /// Evicts a pod, or tries to by a dry run, again while a budget refuses that; returns the end of the move if the pod is not
-    /// evicted. Its resource version is a precondition: without it the API server accepts an eviction of a pod that is
-    /// being deleted.
+    /// Evicts a pod, or tries to by a dry run, again while a budget refuses that. Its resource version is a precondition: without
+    /// it the API server accepts an eviction of a pod that is being deleted.
     async fn evict(
         &self,
         one: &PlannedMove,
         version: &mut String,
         is_dry: bool,
         is_alone: bool,
-        interrupted: &watch::Receiver<bool>,
-    ) -> Result<Option<MoveEnd>, CommandFailure> {
+    ) -> Result<(), Unmoved> {
         let name = one.display_name();
         let path = format!("{}/eviction", pod_path(one)?);
         let deadline = Instant::now() + RETRY_TIME;
@@ -587,54 +544,58 @@ impl Eviction<'_> {
                 "metadata": {"name": one.name, "namespace": one.namespace},
                 "deleteOptions": options,
             });
-            match self
+            let request = Request::post(&path).header(CONTENT_TYPE, "application/json");
+            let created = self
                 .connection
-                .create(&format!("evict pod {name}"), &path, &eviction)
-                .await
-            {
-                Ok(Some(_)) => return Ok(None),
-                Ok(None) if may_be_evicted => return Ok(None),
-                Ok(None) => return Ok(Some(MoveEnd::Gone)),
+                .write(&format!("evict pod {name}"), request, &eviction)
+                .await;
+            let is_over = *self.interrupted.borrow() || Instant::now() >= deadline;
+            match created {
+                Ok(Some(_)) => return Ok(()),
+                Ok(None) if may_be_evicted => return Ok(()),
+                Ok(None) => return Err(Unmoved::Gone),
                 // The pod has changed, or another one has its name by now.
                 Err(CommandFailure::Api { code, .. })
                     if code == StatusCode::CONFLICT && Instant::now() < deadline =>
                 {
                     match self.staying(one).await {
-                        Ok(None) => return Ok((!may_be_evicted).then_some(MoveEnd::Gone)),
+                        Ok(None) if may_be_evicted => return Ok(()),
+                        Ok(None) => return Err(Unmoved::Gone),
                         Ok(Some(changed)) => {
                             field(&changed, "/metadata/resourceVersion").clone_into(version);
                         }
-                        Err(failure) if may_be_evicted => return Ok(Some(MoveEnd::in_doubt(one, &failure))),
-                        Err(failure) => return Err(failure),
+                        Err(failure) if may_be_evicted => return Err(Unmoved::in_doubt(one, &failure)),
+                        Err(failure) => return Err(failure.into()),
                     }
                 }
+                Err(CommandFailure::Api { code, .. })
+                    if code == StatusCode::TOO_MANY_REQUESTS && !is_alone =>
+                {
+                    return Err(Unmoved::Later);
+                }
                 Err(CommandFailure::Api { code, reason, .. }) if code == StatusCode::TOO_MANY_REQUESTS => {
-                    if !is_alone {
-                        return Ok(Some(MoveEnd::Later));
-                    }
-                    if *interrupted.borrow() || Instant::now() >= deadline {
-                        return Ok(Some(MoveEnd::Stopped(format!(
+                    if is_over {
+                        return Err(Unmoved::Stopped(format!(
                             "pod {name} may not be evicted: {reason}"
-                        ))));
+                        )));
                     }
                     sleep_until(deadline.min(Instant::now() + RETRY_PAUSE)).await;
                 }
                 Err(failure) => {
                     may_be_evicted |= !is_dry && failure.is_temporary();
                     let may_pass = failure.is_temporary() || (!is_dry && failure.may_pass());
-                    if may_pass && !*interrupted.borrow() && Instant::now() < deadline {
+                    if may_pass && !is_over {
                         sleep(LOOK_PAUSE).await;
                     } else if may_be_evicted {
-                        return Ok(Some(MoveEnd::in_doubt(one, &failure)));
+                        return Err(Unmoved::in_doubt(one, &failure));
                     } else {
-                        return Err(failure);
+                        return Err(failure.into());
                     }
                 }
             }
         }
     }
 
-    /// The pods of a controller, by its UID.
     async fn pods_of(&self, one: &PlannedMove, uid: &str) -> Result<Vec<Value>, CommandFailure> {
         let path = format!("/api/v1/namespaces/{}/pods", one.namespace);
         let mut pods = self.connection.list_json(&path).await?;
@@ -643,7 +604,6 @@ impl Eviction<'_> {
     }
 }
 
-/// Returns true if this is the pod of a move, and it is not being deleted.
 fn is_staying(pod: &Value, one: &PlannedMove) -> bool {
     field(pod, "/metadata/uid") == one.uid && pod.pointer("/metadata/deletionTimestamp").is_none()
 }

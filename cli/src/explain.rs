@@ -8,7 +8,7 @@ use proto::read_api::{ExplainedGroup, Explanation, GpuVerdict, MemberPlace, Node
 
 use crate::connection::ClusterConnection;
 use crate::failure::{CommandFailure, CommandResult, code_of_answer};
-use crate::format::{count, memory};
+use crate::format::{count, joined, memory};
 use crate::gone;
 use crate::output::{Cell, Colour, Screen, TextTable, number, text};
 use crate::pod_path::is_plain;
@@ -70,7 +70,6 @@ fn pod_name(words: &[String], namespace: &str) -> Result<(String, String), Comma
     }
 }
 
-/// Returns true for a word by which kubectl names the kind of a pod.
 fn is_pod(kind: &str) -> bool {
     ["pod", "pods", "po"].contains(&kind)
 }
@@ -100,15 +99,8 @@ async fn missing_pod(
 
 /// The explanation as text: first the reason that decides, then the words of kube-scheduler, the group, and the nearest nodes.
 pub(crate) fn render(explanation: &Explanation, screen: &Screen, all: bool) -> String {
-    let Explanation {
-        namespace,
-        name,
-        asked,
-        nodes,
-        fitting,
-        ..
-    } = explanation;
-    let pod = format!("{namespace}/{name}");
+    let (asked, fitting) = (&explanation.asked, explanation.fitting);
+    let pod = format!("{}/{}", explanation.namespace, explanation.name);
     if let Some(node) = &explanation.node {
         let state = if explanation.assumed {
             "is being bound to"
@@ -127,23 +119,17 @@ pub(crate) fn render(explanation: &Explanation, screen: &Screen, all: bool) -> S
     let first = match &explanation.invalid {
         // The rule holds on every node, so that nodes need not be counted.
         Some(_) => format!("{pod} waits.\n"),
-        // A scheduler of an older version sends no summary, and evaluates devices alone.
-        None if explanation.summary.is_empty() => format!(
-            "{pod} needs {asked}; the devices of {fitting} of {} have room for it. This scheduler is older than the command, and does \
-             not evaluate taints, node affinity, CPU and memory: see `kubectl describe pod -n {namespace} {name}`.\n",
-            count(*nodes, "node"),
-        ),
         None => format!(
             "{pod} needs {asked}; {fitting} of {} {} it.\n",
-            count(*nodes, "node"),
-            if *fitting == 1 { "takes" } else { "take" }
+            count(explanation.nodes, "node"),
+            if fitting == 1 { "takes" } else { "take" }
         ),
     };
     let mut lines = screen.wrap(0, &first);
     lines += &warning(explanation, screen);
     for (idx, sentence) in explanation.summary.iter().enumerate() {
         let sentence = &screen.wrap(0, sentence);
-        if idx == 0 && *fitting == 0 {
+        if idx == 0 && fitting == 0 {
             lines += &screen.paint(Colour::Red, sentence);
         } else {
             lines += sentence;
@@ -182,7 +168,6 @@ pub(crate) fn render(explanation: &Explanation, screen: &Screen, all: bool) -> S
     lines
 }
 
-/// The line with the warning about the pod's request; empty if there is none.
 fn warning(explanation: &Explanation, screen: &Screen) -> String {
     let Some(warning) = &explanation.warning else {
         return String::new();
@@ -248,7 +233,6 @@ fn group(explanation: &Explanation, screen: &Screen) -> String {
     lines
 }
 
-/// Members and their places, such as `a on n1 (GPU 0)`.
 fn places(members: &[MemberPlace]) -> String {
     let mut parts = Vec::with_capacity(members.len());
     for MemberPlace { name, node, gpus } in members {
@@ -257,13 +241,11 @@ fn places(members: &[MemberPlace]) -> String {
     parts.join(", ")
 }
 
-/// GPUs in brackets after the name of their node; empty without GPUs.
 fn on_gpus(gpus: &[u32]) -> String {
-    let minors: Vec<String> = gpus.iter().map(ToString::to_string).collect();
-    match minors.len() {
-        0 => String::new(),
-        1 => format!(" (GPU {})", minors.join("")),
-        _ => format!(" (GPUs {})", minors.join(", ")),
+    match gpus {
+        [] => String::new(),
+        [gpu] => format!(" (GPU {gpu})"),
+        gpus => format!(" (GPUs {})", joined(gpus, ", ")),
     }
 }
 

@@ -3,7 +3,6 @@
 use std::fmt;
 use std::process::ExitCode;
 
-/// The end of a command. A failure has the exit code 1.
 pub(crate) type CommandResult = Result<ExitCode, CommandFailure>;
 
 /// The exit code of a command that answers a question: 0 for yes, 2 for no.
@@ -15,17 +14,14 @@ pub(crate) fn code_of_answer(is_yes: bool) -> ExitCode {
 /// The reason that a command failed, in a sentence for the user.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CommandFailure {
-    /// The kubeconfig cannot be used.
     #[error(
         "cannot use the kubeconfig: {0}. Name one with --kubeconfig or KUBECONFIG, and a context of it with --context"
     )]
     Kubeconfig(String),
-    /// The API server cannot be reached, or does not answer.
     #[error(
         "the API server does not answer: {0}. Check `kubectl cluster-info` with the same --kubeconfig and --context"
     )]
     Unreachable(String),
-    /// The API server refuses a request.
     #[error(
         "the API server refuses to {action}: {reason}. Ask an administrator for the right; docs/cli.md lists what each command needs"
     )]
@@ -34,27 +30,22 @@ pub(crate) enum CommandFailure {
         action: String,
         reason: String,
     },
-    /// The API server answers with another error.
     #[error("cannot {action}: {reason}")]
     Api {
-        /// The HTTP status of the answer.
         code: u16,
         action: String,
         reason: String,
     },
-    /// The scheduler has no read API, or one of another version.
     #[error(
         "the scheduler at {at} does not serve version {} of the read API: {reason}. Upgrade it, or use --offline",
         proto::read_api::VERSION
     )]
     OldScheduler { at: String, reason: String },
-    /// The read API cannot be reached.
     #[error("cannot reach the read API at {at}: {reason}")]
     NoReadApi { at: String, reason: String },
     /// The read API does not answer now: it makes the plans of others, or has not read the cluster yet.
     #[error("the scheduler at {at} cannot answer now: {reason}. Run the command again in a few seconds")]
     Busy { at: String, reason: String },
-    /// The read API refuses a request.
     #[error("{0}")]
     Refused(String),
     /// The command line, or a file that it names, cannot be used.
@@ -63,13 +54,11 @@ pub(crate) enum CommandFailure {
     /// The program that reads standard output, such as a pager, has ended.
     #[error("standard output is closed")]
     ClosedPipe,
-    /// Standard output cannot be written.
     #[error("cannot write to standard output: {0}")]
     Output(std::io::Error),
 }
 
 impl CommandFailure {
-    /// The failure of the command line, or of a file that it names.
     pub(crate) fn input(error: impl fmt::Display) -> Self {
         Self::Input(error.to_string())
     }
@@ -91,8 +80,8 @@ impl CommandFailure {
     }
 
     /// The failure of a request to the API server; `action` completes "cannot …" and "refuses to …".
-    pub(crate) fn of_kube(action: impl fmt::Display, error: kube::Error) -> Self {
-        let action = action.to_string();
+    pub(crate) fn of_kube(action: &str, error: kube::Error) -> Self {
+        let action = action.to_owned();
         match error {
             // 401 too: to the user, credentials that have expired are a lack of rights.
             kube::Error::Api(status) if matches!(status.code, 401 | 403) => Self::Forbidden {

@@ -7,12 +7,10 @@ pub(crate) const NODE_LABEL: &str = "gpushare";
 /// The label of nodes by which a cloud provider names the kind of machine.
 pub(crate) const INSTANCE_TYPE: &str = "node.kubernetes.io/instance-type";
 
-/// The command that has a node share its GPUs.
 pub(crate) fn label_node(node: &str) -> String {
     format!("kubectl label node {node} {NODE_LABEL}=true --overwrite")
 }
 
-/// The text at a JSON pointer.
 pub(crate) fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
     let value = object.pointer(pointer).and_then(Value::as_str);
     value.unwrap_or_default()
@@ -36,19 +34,16 @@ fn entry<'a>(object: &'a Value, map: &str, key: &str) -> &'a str {
     map.and_then(|map| map.get(key)?.as_str()).unwrap_or_default()
 }
 
-/// The list at a JSON pointer.
 pub(crate) fn array<'a>(object: &'a Value, pointer: &str) -> &'a [Value] {
     let values = object.pointer(pointer).and_then(Value::as_array);
     values.map_or(&[], Vec::as_slice)
 }
 
-/// The number at a JSON pointer.
 pub(crate) fn number(object: &Value, pointer: &str) -> u64 {
     let value = object.pointer(pointer).and_then(Value::as_u64);
     value.unwrap_or_default()
 }
 
-/// The reference to a pod's controller.
 pub(crate) fn controller(pod: &Value) -> Option<&Value> {
     let mut owners = pod.pointer("/metadata/ownerReferences")?.as_array()?.iter();
     owners.find(|owner| owner.get("controller") == Some(&Value::Bool(true)))
@@ -65,7 +60,6 @@ pub(crate) fn pod_template(object: &Value) -> Option<&Value> {
     }
 }
 
-/// The images of the containers of a pod, or of a workload's pods.
 pub(crate) fn images(object: &Value) -> impl Iterator<Item = &str> {
     let template = pod_template(object).unwrap_or(&Value::Null);
     let containers = array(template, "/spec/containers").iter();
@@ -80,7 +74,6 @@ pub(crate) fn image_tag(image: &str) -> Option<&str> {
     (!tag.contains('/')).then_some(tag)
 }
 
-/// Returns true if one of the objects has this name.
 pub(crate) fn is_named(name: &str, objects: &[Value]) -> bool {
     objects.iter().any(|object| self::name(object) == name)
 }
@@ -91,7 +84,6 @@ pub(crate) fn condition<'a>(object: &'a Value, conditions: &str, kind: &str) -> 
     conditions.find(|condition| text(condition, "/type") == kind)
 }
 
-/// Returns true if the [`condition`] has the status `True`.
 pub(crate) fn has_condition(object: &Value, conditions: &str, kind: &str) -> bool {
     condition(object, conditions, kind).is_some_and(|condition| text(condition, "/status") == "True")
 }

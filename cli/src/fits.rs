@@ -17,13 +17,11 @@ use crate::format::count;
 use crate::output::{Colour, Screen, TextTable, number, text};
 use crate::source::AnswerSource;
 
-/// The equal pods of one document of a manifest.
 #[derive(Clone, Debug, PartialEq)]
 struct ManifestPods {
     /// Kind and name of the document, such as `Deployment/web`.
     of: String,
     pod: Pod,
-    /// The number of pods that the document asks for.
     replicas: u32,
 }
 
@@ -35,7 +33,6 @@ struct Manifest {
     others: Vec<String>,
 }
 
-/// The answer about the pods of one document.
 #[derive(Clone, Debug, Serialize)]
 struct AskedPods {
     /// Kind and name of the document; for a folder of manifests, after the name of the file.
@@ -105,7 +102,6 @@ fn check_domain(asked: Option<GroupDomain>, answer: &FitAnswer) -> Result<(), Co
     ))
 }
 
-/// Reads a file, or standard input for `-`.
 fn read(path: &Path) -> Result<String, CommandFailure> {
     let read = if path == Path::new("-") {
         std::io::read_to_string(std::io::stdin().lock())
@@ -115,7 +111,6 @@ fn read(path: &Path) -> Result<String, CommandFailure> {
     read.map_err(|error| CommandFailure::Input(format!("cannot read {}: {error}", path.display())))
 }
 
-/// The paths of the manifests in a folder, sorted.
 fn files_of(folder: &Path) -> Result<Vec<PathBuf>, CommandFailure> {
     let cannot_read = |error| CommandFailure::Input(format!("cannot read {}: {error}", folder.display()));
     let mut files = Vec::new();
@@ -161,12 +156,10 @@ async fn added_nodes(
     Ok(added)
 }
 
-/// A kind or name of a manifest, or a question mark for an empty one.
 fn or_unknown(name: &str) -> &str {
     if name.is_empty() { "?" } else { name }
 }
 
-/// Returns true if a node of this name shares its GPUs.
 fn is_shared(name: &str, state: &State) -> bool {
     state.nodes.iter().any(|node| node.name == name)
 }
@@ -244,16 +237,14 @@ impl Manifest {
 
 /// The answer in a few words: how many pods fit, or whether one domain has room for all of them.
 fn verdict(answer: &FitAnswer) -> String {
-    let FitAnswer {
-        replicas, fitting, ..
-    } = answer;
+    let fitting = answer.fitting;
+    let pods = count(answer.replicas, "pod");
     let domain = match answer.domain {
-        GroupDomain::Any => return format!("{fitting} of {} fit", count(*replicas, "pod")),
+        GroupDomain::Any => return format!("{fitting} of {pods} fit"),
         GroupDomain::Node => "node",
         GroupDomain::Link => "link group",
     };
-    let pods = count(*replicas, "pod");
-    if fitting == replicas {
+    if fitting == answer.replicas {
         let has = if answer.nodes_with_room == 1 {
             "has"
         } else {
@@ -268,33 +259,21 @@ fn verdict(answer: &FitAnswer) -> String {
 
 /// The answer about the pods of the document `of` as text.
 fn render(of: &str, answer: &FitAnswer, screen: &Screen) -> String {
-    let FitAnswer {
-        asked,
-        replicas,
-        fitting,
-        ..
-    } = answer;
     if let Some(rule) = &answer.invalid {
         return screen.paint(Colour::Red, &screen.wrap(0, &format!("{of}: {rule}\n")));
     }
-    let colour = if fitting == replicas {
-        Colour::Green
-    } else {
-        Colour::Yellow
-    };
+    let all_fit = answer.fitting == answer.replicas;
+    let colour = if all_fit { Colour::Green } else { Colour::Yellow };
     let verdict = screen.paint(colour, &verdict(answer));
-    let mut lines = screen.wrap(0, &format!("{of} ({asked} each): {verdict}.\n"));
+    let mut lines = screen.wrap(0, &format!("{of} ({} each): {verdict}.\n", answer.asked));
     if !answer.placements.is_empty() {
         let mut table = TextTable::new([text("NODE", 0), number("PODS", 0), text("GPUS", 1)]);
         for placement in &answer.placements {
-            let mut gpus: Vec<String> = Vec::new();
-            for (minor, pods) in &placement.gpus {
-                gpus.push(if *pods == 1 {
-                    minor.to_string()
-                } else {
-                    format!("{minor} ({pods})")
-                });
-            }
+            let gpus = placement.gpus.iter().map(|(minor, pods)| match pods {
+                1 => minor.to_string(),
+                pods => format!("{minor} ({pods})"),
+            });
+            let gpus: Vec<String> = gpus.collect();
             table.push([
                 placement.node.as_str().into(),
                 placement.pods.to_string().into(),

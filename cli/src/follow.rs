@@ -11,12 +11,10 @@ use crate::output::Screen;
 use crate::read_api::{EventStream, ReadApiClient, StreamEvent};
 use crate::source::AnswerSource;
 
-/// The pause before a lost connection is opened again.
 const RECONNECT_PAUSE: Duration = Duration::from_secs(2);
 
 /// A change of the cluster, as one event of the read API reports it.
 pub(crate) enum ClusterChange {
-    /// A node that has changed, as it is now.
     Node(Box<Node>),
     /// All pods that wait for a node now.
     Pending(Vec<PendingPod>),
@@ -31,7 +29,6 @@ pub(crate) struct ChangeFeed<'a> {
     api: ReadApiClient,
     /// The open stream of events; `None` until it is opened, or after a failure.
     events: Option<EventStream>,
-    /// The ID of the last event that this client has.
     last_event: String,
 }
 
@@ -115,7 +112,6 @@ impl<'a> ChangeFeed<'a> {
         }
     }
 
-    /// Connects again, as soon as some replica is ready.
     async fn connect_again(&mut self) -> Result<(), CommandFailure> {
         // The old stream belongs to a connection that is gone.
         self.events = None;

@@ -5,8 +5,7 @@ use proto::read_api::Gpu;
 
 use crate::output::{Cell, Colour, Screen};
 
-/// Width of a bar between its brackets, in columns.
-pub(crate) const BAR_WIDTH: usize = 20;
+const BAR_WIDTH: usize = 20;
 /// The colours of the pods on a bar, in turn.
 const POD_COLOURS: [Colour; 4] = [Colour::Blue, Colour::Cyan, Colour::Magenta, Colour::Green];
 
@@ -26,6 +25,10 @@ pub(crate) fn memory(bytes: u64) -> String {
     }
 }
 
+pub(crate) fn memory_cell(bytes: u64) -> Cell {
+    Cell::from(memory(bytes)).with_amount(bytes)
+}
+
 /// A part of a whole in percent, rounded.
 pub(crate) fn percent(part: u64, whole: u64) -> u64 {
     // Bytes times a hundred do not fit into 64 bits for a large cluster.
@@ -41,8 +44,14 @@ pub(crate) fn count(n: impl Into<u64>, noun: &str) -> String {
     }
 }
 
+/// Numbers, such as minors of GPUs, in one text.
+pub(crate) fn joined(numbers: &[u32], separator: &str) -> String {
+    let numbers: Vec<String> = numbers.iter().map(ToString::to_string).collect();
+    numbers.join(separator)
+}
+
 /// A GPU's memory as a bar: a piece for each pod, then stranded or free memory.
-pub(crate) fn bar(gpu: &Gpu, screen: &Screen) -> Cell {
+pub(crate) fn bar(gpu: &Gpu, screen: &Screen) -> String {
     let total = gpu.memory.total.max(1);
     // Sums are rounded down, not each pod's memory, so that the pieces of many small pods are as long as their sum.
     let end_of = |bytes: u64| {
@@ -71,7 +80,7 @@ pub(crate) fn bar(gpu: &Gpu, screen: &Screen) -> Cell {
         (free, Colour::Grey)
     };
     drawn += &screen.paint(colour, &rest.repeat(BAR_WIDTH - column));
-    Cell::drawn(format!("[{drawn}]"), BAR_WIDTH + 2)
+    format!("[{drawn}]")
 }
 
 #[cfg(test)]
@@ -101,10 +110,7 @@ mod tests {
             holders: holders.collect(),
             ..Gpu::default()
         };
-        assert_eq!(
-            format!("{:?}", bar(&gpu, &Screen::PLAIN)),
-            format!("{:?}", Cell::drawn(expected.to_owned(), 22))
-        );
+        assert_eq!(bar(&gpu, &Screen::PLAIN), expected);
     }
 
     #[rstest]

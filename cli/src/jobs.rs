@@ -10,7 +10,6 @@ use crate::failure::CommandFailure;
 use crate::fields::{controller, text as field};
 use crate::pod_path::pod_path;
 
-/// The back-off limit of a Job that names none.
 const DEFAULT_BACK_OFF_LIMIT: u64 = 6;
 
 /// The reasons for which pods of these moves must not be evicted, by UID. Pods whose names are hidden cannot be read.

@@ -41,7 +41,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
 
-use args::{Args, Command, Migrate, NodeGpus, Top};
+use args::{Args, Command, Migrate, Top};
 use connection::ClusterConnection;
 use failure::{CommandFailure, CommandResult};
 use output::Screen;
@@ -60,7 +60,7 @@ pub async fn run() -> ExitCode {
     };
     let screen = Screen::of_process(&args.output);
     // An eviction stops by itself at Ctrl-C, with a sentence on the pods that it may have evicted.
-    let ends_itself = matches!(&args.command, Command::Plan(plan) if plan.eviction.evict);
+    let ends_itself = matches!(&args.command, Command::Plan(plan) if plan.evict);
     let done = tokio::select! {
         // Ctrl-C ends `top -w` and `ui`: it is no failure, and 130 is the shell's code for it.
         done = execute(args, &screen) => done,
@@ -76,7 +76,6 @@ pub async fn run() -> ExitCode {
     }
 }
 
-/// Runs the command that the user has chosen; each command has a module of its own.
 async fn execute(args: Args, screen: &Screen) -> CommandResult {
     let Args {
         connection, command, ..
@@ -95,26 +94,16 @@ async fn execute(args: Args, screen: &Screen) -> CommandResult {
     }
     let connection = connection?;
     match command {
-        Command::Top { kind: None, rows } => top::run(&connection, screen, top::gpus, rows).await,
-        Command::Top {
-            kind: Some(Top::Nodes),
-            rows,
-        } => top::run(&connection, screen, top::nodes, rows).await,
-        Command::Top {
-            kind: Some(Top::Pods(which)),
-            rows,
-        } => pods::run(&connection, screen, &which, rows).await,
+        Command::Top { kind, rows } => match kind {
+            None => top::run(&connection, screen, top::gpus, rows).await,
+            Some(Top::Nodes) => top::run(&connection, screen, top::nodes, rows).await,
+            Some(Top::Pods { all_namespaces }) => pods::run(&connection, screen, all_namespaces, rows).await,
+        },
         Command::Explain { pod, all } => explain::run(&connection, screen, &pod, all).await,
         Command::Fits(question) => fits::run(&connection, screen, &question).await,
         Command::Plan(args) => plan::run(&connection, screen, &args).await,
-        Command::Close(NodeGpus { node, gpus }) => {
-            let closed = close::close(&connection, screen, &node, &gpus).await;
-            plan::or_no_such_goal(screen, closed)
-        }
-        Command::Open(NodeGpus { node, gpus }) => {
-            let opened = close::open(&connection, screen, &node, &gpus).await;
-            plan::or_no_such_goal(screen, opened)
-        }
+        Command::Close(at) => plan::or_no_such_goal(screen, close::close(&connection, screen, &at).await),
+        Command::Open(at) => plan::or_no_such_goal(screen, close::open(&connection, screen, &at).await),
         Command::Doctor => doctor::run(&connection, screen).await,
         Command::Ui(options) => ui::run(&connection, screen, &options).await,
         Command::Migrate(Migrate::Status) => migrate::status(&connection, screen).await,

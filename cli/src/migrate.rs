@@ -14,7 +14,6 @@ use crate::fields::{INSTANCE_TYPE, NODE_LABEL, label, label_node, name};
 use crate::output::{Screen, TextTable, number, text};
 use crate::source::AnswerSource;
 
-/// The resource of NVIDIA's own plugin.
 const NVIDIA_GPU: &str = "nvidia.com/gpu";
 /// The resources that gpushare's plugin publishes in the status of a node.
 const RESOURCES: [&str; 8] = [
@@ -37,7 +36,6 @@ const LABELS: [&str; 3] = [
 /// Amounts by the names of resources, or values by the keys of labels.
 type ValuesByKey = BTreeMap<String, String>;
 
-/// The stage of one node on its way from another plugin.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct NodeStage {
@@ -45,7 +43,6 @@ struct NodeStage {
     stage: &'static str,
     /// The number of pods that hold a part of a GPU of the node.
     pods: usize,
-    /// The next step of the administrator.
     next: String,
 }
 
@@ -71,7 +68,6 @@ pub(crate) async fn status(connection: &ClusterConnection, screen: &Screen) -> C
     Ok(ExitCode::SUCCESS)
 }
 
-/// The table of stages, or a sentence if there is no node to show.
 fn render_stages(stages: &[NodeStage], screen: &Screen) -> String {
     if stages.is_empty() {
         return "No node has GPUs that gpushare or another plugin serves.\n".to_owned();

@@ -15,7 +15,6 @@ use crate::failure::CommandFailure;
 /// The lifetime of hints (room that filter keeps for a pod until its bind). Without filter requests there are none.
 const NO_HINTS: Duration = Duration::from_secs(1);
 
-/// Reads all nodes, Device objects and pods of the cluster into an index.
 pub(crate) async fn index(connection: &ClusterConnection) -> Result<Shared<Index>, CommandFailure> {
     // The three lists are of slightly different times, as they are for the watches of the scheduler at its start.
     let (nodes, devices, pods) = tokio::join!(
@@ -27,7 +26,6 @@ pub(crate) async fn index(connection: &ClusterConnection) -> Result<Shared<Index
     Ok(index_of(nodes?, devices?, pods?))
 }
 
-/// An index of these objects.
 pub(crate) fn index_of(nodes: Vec<Node>, devices: Vec<RawDevice>, pods: Vec<Pod>) -> Shared<Index> {
     // The flags of the scheduler are not known here, so its defaults apply, even to those that change which pods fit.
     let mut index = Index::new(ResourceNames::default(), Policies::default(), NO_HINTS);

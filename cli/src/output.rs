@@ -10,7 +10,6 @@ use crate::failure::CommandFailure;
 
 /// The least width of a last column with sentences, which are broken into lines of this width at least.
 const MIN_SENTENCE: usize = 30;
-/// The blanks between two columns of a table.
 const GAP: &str = "   ";
 
 /// Standard output and standard error, and the form of answers on them.
@@ -22,12 +21,10 @@ pub(crate) struct Screen {
     pub(crate) has_colour: bool,
     /// False where the locale may not show block characters.
     pub(crate) has_blocks: bool,
-    /// False with `--no-headers`.
     pub(crate) has_headers: bool,
     pub(crate) format: Format,
 }
 
-/// A colour, by its ANSI number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Colour {
     Red = 31,
@@ -45,34 +42,26 @@ impl Screen {
         let (_, columns) = Term::stdout().size();
         // A pipe has no width, so that tables there have all their columns.
         let width = io::stdout().is_terminal().then_some(columns.into());
-        let variable = |name: &str| std::env::var(name).unwrap_or_default();
-        let screen = Self::new(width, variable);
-        Self {
-            // A user who exports the variable wants this width, on a pipe too.
-            width: variable("COLUMNS").parse().ok().filter(|n| *n > 0).or(width),
-            has_headers: !output.no_headers,
-            format: output.output,
-            ..screen
-        }
+        Self::new(output, width, |name| std::env::var(name).unwrap_or_default())
     }
 
     /// The screen of a terminal with this width, or of a pipe. `variable` reads an environment variable; an unset one is empty.
-    fn new(width: Option<usize>, variable: impl Fn(&str) -> String) -> Self {
+    fn new(output: &OutputArgs, width: Option<usize>, variable: impl Fn(&str) -> String) -> Self {
         // By no-color.org an empty variable does not count.
         let may_colour = variable("NO_COLOR").is_empty() && variable("TERM") != "dumb";
-        let mut locale = String::new();
         // POSIX: the first that is set decides.
-        for name in ["LC_ALL", "LC_CTYPE", "LANG"] {
-            if locale.is_empty() {
-                locale = variable(name).to_ascii_lowercase();
-            }
-        }
+        let mut locales = ["LC_ALL", "LC_CTYPE", "LANG"].into_iter().map(&variable);
+        let locale = locales
+            .find(|locale| !locale.is_empty())
+            .unwrap_or_default()
+            .to_ascii_lowercase();
         Self {
-            width,
+            // A user who exports the variable wants this width, on a pipe too.
+            width: variable("COLUMNS").parse().ok().filter(|n| *n > 0).or(width),
             has_colour: width.is_some() && may_colour,
             has_blocks: locale.contains("utf-8") || locale.contains("utf8"),
-            has_headers: true,
-            format: Format::Table,
+            has_headers: !output.no_headers,
+            format: output.output,
         }
     }
 
@@ -89,7 +78,6 @@ impl Screen {
         }
     }
 
-    /// Refuses `--sort-by` for answers that are no tables.
     pub(crate) fn check_order(&self, sort_by: Option<&str>) -> Result<(), CommandFailure> {
         if sort_by.is_none() || self.is_table() {
             return Ok(());
@@ -98,7 +86,6 @@ impl Screen {
         Err(CommandFailure::Input(text.to_owned()))
     }
 
-    /// The text in a colour, if the screen has any.
     pub(crate) fn paint(&self, colour: Colour, text: &str) -> String {
         if self.has_colour {
             format!("\u{1b}[{}m{text}\u{1b}[0m", colour as u8)
@@ -145,7 +132,6 @@ impl Screen {
         }
     }
 
-    /// Writes a line to standard error.
     pub(crate) fn complain(&self, line: &str) {
         // Nothing is left to do if standard error is closed.
         let _ = writeln!(io::stderr(), "{}", self.wrap(0, line));
@@ -188,7 +174,6 @@ pub(crate) struct TextTable {
     rows: Vec<Vec<Cell>>,
 }
 
-/// One column of a table.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Column {
     pub(crate) name: &'static str,
@@ -197,13 +182,10 @@ pub(crate) struct Column {
     pub(crate) is_number: bool,
 }
 
-/// One cell of a table.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Cell {
     text: String,
     colour: Option<Colour>,
-    /// The number of the screen's columns that the text takes, if it holds control sequences; else its characters count.
-    width: Option<usize>,
     /// The amount by which [`TextTable::sort_by`] orders the rows.
     amount: Option<u64>,
 }
@@ -226,38 +208,40 @@ pub(crate) const fn number(name: &'static str, rank: u8) -> Column {
     }
 }
 
-impl From<&str> for Cell {
-    fn from(text: &str) -> Self {
-        Self::from(text.to_owned())
-    }
-}
-
-impl From<String> for Cell {
-    fn from(text: String) -> Self {
+impl<T: Into<String>> From<T> for Cell {
+    fn from(text: T) -> Self {
         Self {
-            text,
+            text: text.into(),
             ..Self::default()
         }
     }
 }
 
 impl Cell {
-    /// A text in a colour.
     pub(crate) fn coloured(text: impl Into<String>, colour: Colour) -> Self {
         Self {
-            text: text.into(),
             colour: Some(colour),
-            ..Self::default()
+            ..Self::from(text)
         }
     }
 
-    /// A text with control sequences that takes this number of columns.
-    pub(crate) fn drawn(text: String, width: usize) -> Self {
+    pub(crate) fn red_if(self, is_wrong: bool) -> Self {
         Self {
-            text,
-            width: Some(width),
-            ..Self::default()
+            colour: is_wrong.then_some(Colour::Red),
+            ..self
         }
+    }
+
+    pub(crate) fn or_dash(text: &str) -> Self {
+        Self::from(if text.is_empty() { "-" } else { text })
+    }
+
+    pub(crate) fn number(n: u64) -> Self {
+        Self::from(n.to_string()).with_amount(n)
+    }
+
+    pub(crate) fn percent(percent: u64) -> Self {
+        Self::from(format!("{percent} %")).with_amount(percent)
     }
 
     /// The same text for this amount, which orders the rows of a table.
@@ -268,9 +252,9 @@ impl Cell {
         }
     }
 
-    /// The number of columns of the screen that the text takes.
+    /// The number of columns of the screen that the text takes, without control sequences.
     fn width(&self) -> usize {
-        self.width.unwrap_or_else(|| self.text.chars().count())
+        measure_text_width(&self.text)
     }
 }
 
@@ -284,6 +268,15 @@ impl TextTable {
 
     pub(crate) fn push(&mut self, row: impl Into<Vec<Cell>>) {
         self.rows.push(row.into());
+    }
+
+    pub(crate) fn show_if(&mut self, is_shown: bool, names: &[&str]) {
+        let is_left_out = |column: &Column| !is_shown && names.contains(&column.name);
+        for row in &mut self.rows {
+            let mut columns = self.columns.iter();
+            row.retain(|_| !columns.next().is_some_and(is_left_out));
+        }
+        self.columns.retain(|column| !is_left_out(column));
     }
 
     /// Orders the rows by a column: the largest amount first, rows without one last; texts by the alphabet.
@@ -332,7 +325,7 @@ impl TextTable {
                 let padding = " ".repeat(width.saturating_sub(cell.width()));
                 let is_last_text = !column.is_number && shown.last() == Some(&idx);
                 // The blanks, which are cut off again, have `wrap` count the columns in front of the cell.
-                let text = if is_last_text && cell.width.is_none() {
+                let text = if is_last_text {
                     let text = screen.wrap(start, &format!("{:start$}{}", "", cell.text));
                     text.get(start..).unwrap_or_default().to_owned()
                 } else {
@@ -345,12 +338,12 @@ impl TextTable {
                 start += width + GAP.len();
                 lines += separator;
                 if column.is_number {
-                    lines += &format!("{padding}{painted}");
-                } else if is_last_text {
-                    // Blanks at the end of a line would wrap on a narrow terminal.
-                    lines += &painted;
-                } else {
-                    lines += &format!("{painted}{padding}");
+                    lines += &padding;
+                }
+                lines += &painted;
+                // Blanks at the end of a line would wrap on a narrow terminal.
+                if !column.is_number && !is_last_text {
+                    lines += &padding;
                 }
                 separator = GAP;
             }
@@ -373,11 +366,10 @@ impl TextTable {
         }
         let mut total = widths.iter().sum::<usize>() + GAP.len() * widths.len().saturating_sub(1);
         while total > limit {
-            let ranked = shown
-                .iter()
-                .filter_map(|idx| Some((self.columns.get(*idx)?.rank, *idx)));
+            let rank = |idx: &usize| self.columns.get(*idx).map_or(0, |column| column.rank);
+            let ranked = shown.iter().copied().filter(|idx| rank(idx) > 0);
             // If all columns that are left have rank 0, the terminal wraps their lines.
-            let Some((_, left_out)) = ranked.filter(|(rank, _)| *rank > 0).max() else {
+            let Some(left_out) = ranked.max_by_key(rank) else {
                 break;
             };
             shown.retain(|idx| *idx != left_out);
@@ -401,7 +393,6 @@ mod tests {
             format: Format::Table,
         };
 
-        /// A terminal of this width.
         pub(crate) fn plain(width: usize) -> Self {
             Self {
                 width: Some(width),
@@ -466,7 +457,8 @@ mod tests {
     fn the_environment_decides_on_colours_and_blocks() {
         let screen = |width, variables: &[(&str, &str)]| {
             let value = |name: &str| variables.iter().find(|(key, _)| *key == name);
-            let screen = Screen::new(width, |name| value(name).map_or("", |(_, text)| text).to_owned());
+            let variable = |name: &str| value(name).map_or("", |(_, text)| text).to_owned();
+            let screen = Screen::new(&OutputArgs::default(), width, variable);
             (screen.has_colour, screen.has_blocks)
         };
         let terminal = Some(80);

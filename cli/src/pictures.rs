@@ -3,14 +3,11 @@
 //! The scheduler's library reads the cluster's objects, so that the pictures show what the program prints. After a change of the
 //! output, `UPDATE_PICTURES=1 cargo test -p cli --lib pictures` draws them again; without the variable the test compares.
 
-use std::fmt::Write;
 use std::path::Path;
 
-use proto::node::Node;
-use proto::pod::Pod;
-use scheduler::index::{Index, RawDevice, Shared};
+use scheduler::index::{Index, Shared};
 use scheduler::read_api;
-use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use crate::args::Format;
@@ -51,10 +48,6 @@ const PODS: [(&str, &str, &str, usize, u64, u64); 14] = [
     ("lab", "kim", "edge-1", 1, 8, 0),
 ];
 
-fn read<T: for<'de> Deserialize<'de>>(value: Value) -> T {
-    T::deserialize(value).unwrap()
-}
-
 fn uuid(node: &str, minor: usize) -> String {
     format!("GPU-{node}-{minor}")
 }
@@ -82,9 +75,7 @@ fn cluster() -> Shared<Index> {
             "koordinator.sh/gpu.shared": (100 * n_gpus).to_string(), "koordinator.sh/gpu-core": (100 * n_gpus).to_string(),
             "koordinator.sh/gpu-memory": format!("{}Gi", gib * n_gpus), "pods": "110",
         });
-        nodes.push(read::<Node>(json!({
-            "metadata": {"name": name, "labels": labels.clone()}, "status": {"capacity": capacity.clone(), "allocatable": capacity},
-        })));
+        nodes.push(json!({"metadata": {"name": name, "labels": labels}, "status": {"capacity": capacity, "allocatable": capacity}}));
         let gpu = |(minor, health): (usize, &bool)| {
             json!({
                 "type": "gpu", "id": uuid(name, minor), "minor": minor, "health": health,
@@ -92,9 +83,7 @@ fn cluster() -> Shared<Index> {
             })
         };
         let gpus: Vec<Value> = healthy.iter().enumerate().map(gpu).collect();
-        devices.push(read::<RawDevice>(
-            json!({"metadata": {"name": name, "labels": labels}, "spec": {"devices": gpus}}),
-        ));
+        devices.push(json!({"metadata": {"name": name, "labels": labels}, "spec": {"devices": gpus}}));
     }
     for (namespace, name, node, minor, gib, core) in PODS {
         let mut pod = pod((namespace, name), gib, core);
@@ -107,10 +96,14 @@ fn cluster() -> Shared<Index> {
             record.to_string().into();
         pod["spec"]["nodeName"] = node.into();
         pod["status"] = json!({"phase": "Running"});
-        pods.push(read::<Pod>(pod));
+        pods.push(pod);
     }
-    pods.push(read::<Pod>(pod(("search", "rank-2"), 40, 40)));
-    index_of(nodes, devices, pods)
+    pods.push(pod(("search", "rank-2"), 40, 40));
+    index_of(read(nodes), read(devices), read(pods))
+}
+
+fn read<T: DeserializeOwned>(objects: Vec<Value>) -> Vec<T> {
+    serde_json::from_value(objects.into()).unwrap()
 }
 
 /// Width of a column, in pixels.
@@ -121,12 +114,8 @@ const MARGIN: usize = 14;
 
 /// A terminal's text as a picture whose colours follow the reader's light or dark theme.
 fn drawn(title: &str, text: &str) -> String {
-    let lines = lines(text);
-    let n_columns = SCREEN.width.unwrap();
-    let (width, height) = (
-        n_columns * COLUMN_WIDTH + 2 * MARGIN,
-        lines.len() * LINE_HEIGHT + 2 * MARGIN,
-    );
+    let width = SCREEN.width.unwrap() * COLUMN_WIDTH + 2 * MARGIN;
+    let height = text.lines().count() * LINE_HEIGHT + 2 * MARGIN;
     let mut svg = format!(
         r#"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" aria-label="{title}">
 <style>
@@ -143,13 +132,14 @@ fn drawn(title: &str, text: &str) -> String {
         width - 1,
         height - 1
     );
-    for (row, line) in lines.iter().enumerate() {
+    for (row, line) in text.lines().enumerate() {
         let top = MARGIN + row * LINE_HEIGHT;
         let mut column = 0;
-        for (class, run) in line {
+        for (class, run) in runs(line) {
             draw_run(&mut svg, (column, top), class, run);
             column += run.chars().count();
         }
+        assert!(column <= SCREEN.width.unwrap(), "a terminal would wrap {line}");
     }
     svg + "</svg>\n"
 }
@@ -170,11 +160,9 @@ fn draw_run(svg: &mut String, (column, top): (usize, usize), class: &str, run: &
         };
         let width = run.chars().count() * COLUMN_WIDTH;
         let (x, y) = (x(column), top + 2);
-        writeln!(
-            svg,
-            r#"<rect{class} x="{x}" y="{y}" width="{width}" height="15" fill-opacity="{opacity}"/>"#
-        )
-        .unwrap();
+        *svg += &format!(
+            "<rect{class} x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"15\" fill-opacity=\"{opacity}\"/>\n"
+        );
         return;
     }
     let mut at = column;
@@ -183,11 +171,7 @@ fn draw_run(svg: &mut String, (column, top): (usize, usize), class: &str, run: &
         if !shown.is_empty() {
             let (length, escaped) = (shown.chars().count() * COLUMN_WIDTH, escaped(shown));
             let (x, y) = (x(at), top + 14);
-            writeln!(
-                svg,
-                r#"<text{class} x="{x}" y="{y}" textLength="{length}">{escaped}</text>"#
-            )
-            .unwrap();
+            *svg += &format!("<text{class} x=\"{x}\" y=\"{y}\" textLength=\"{length}\">{escaped}</text>\n");
         }
         at += word.chars().count();
     }
@@ -199,43 +183,13 @@ fn escaped(text: &str) -> String {
 
 /// The pieces of a line by colour, as numbers of ANSI; empty for the terminal's own.
 fn runs(line: &str) -> Vec<(&str, &str)> {
-    let mut runs = Vec::new();
-    for (idx, piece) in line.split("\u{1b}[").enumerate() {
-        let (class, text) = if idx == 0 {
-            ("", piece)
-        } else {
-            piece.split_once('m').unwrap()
-        };
-        if !text.is_empty() {
-            runs.push((if class == "0" { "" } else { class }, text));
-        }
+    let mut pieces = line.split("\u{1b}[");
+    let mut runs = vec![("", pieces.next().unwrap())];
+    for piece in pieces {
+        let (class, text) = piece.split_once('m').unwrap();
+        runs.push((if class == "0" { "" } else { class }, text));
     }
     runs
-}
-
-/// The lines of a text by colour, wrapped as a terminal does it.
-fn lines(text: &str) -> Vec<Vec<(&str, String)>> {
-    let width = SCREEN.width.unwrap();
-    let mut lines = Vec::new();
-    for line in text.lines() {
-        let mut column = 0;
-        let mut current: Vec<(&str, String)> = Vec::new();
-        for (class, run) in runs(line) {
-            for letter in run.chars() {
-                if column == width {
-                    lines.push(std::mem::take(&mut current));
-                    column = 0;
-                }
-                column += 1;
-                match current.last_mut() {
-                    Some((last, text)) if *last == class => text.push(letter),
-                    _ => current.push((class, letter.to_string())),
-                }
-            }
-        }
-        lines.push(current);
-    }
-    lines
 }
 
 /// Compares the picture of a text with the file, or writes the file.

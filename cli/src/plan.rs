@@ -5,13 +5,14 @@ use std::process::ExitCode;
 
 use k8s_openapi::api::core::v1::Node;
 use proto::read_api::{LeftPod, PlanAnswer, PlanGoal, PlanLimits, PlanRequest, PlannedMove, PodVolumes};
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::args::{PlanArgs, PlannedGoal};
 use crate::connection::ClusterConnection;
 use crate::evict::{Eviction, node_and_gpus};
 use crate::failure::{CommandFailure, CommandResult};
-use crate::format::{count, memory};
+use crate::format::{count, joined, memory};
 use crate::jobs;
 use crate::output::{Colour, Screen, TextTable, text};
 use crate::source::AnswerSource;
@@ -19,10 +20,8 @@ use crate::volumes;
 
 /// The exit code for a goal that names something which does not exist.
 const NO_SUCH_GOAL: u8 = 2;
-/// The exit code for a goal that no moves reach.
 pub(crate) const NOT_REACHED: u8 = 3;
 
-/// Shows the plan for a goal; with `--evict` makes its moves.
 pub(crate) async fn run(connection: &ClusterConnection, screen: &Screen, args: &PlanArgs) -> CommandResult {
     let mut source = AnswerSource::open(connection, screen).await?;
     let asked = match ask(connection, &mut source, args).await {
@@ -42,18 +41,18 @@ pub(crate) async fn run(connection: &ClusterConnection, screen: &Screen, args: &
     screen.show(&answer, names, |_| {
         render(&args.goal, args.max_moves, &answer, screen)
     })?;
-    if !args.eviction.evict {
+    if !args.evict {
         return Ok(ExitCode::from(if answer.reached { 0 } else { NOT_REACHED }));
     }
     let eviction = Eviction {
         connection,
         screen,
         source,
-        goal: &args.goal,
+        args,
         request,
-        args: &args.eviction,
         planned_at,
         of_jobs,
+        interrupted: watch::channel(false).1,
     };
     eviction.run(answer).await
 }
@@ -101,7 +100,7 @@ pub(crate) async fn ask(
     }
     let of_jobs = match jobs::obstacles(connection, &answer.moves).await {
         // Without the right to read pods the plan is still worth showing, but not evicting by.
-        Err(_) if !args.eviction.evict => BTreeMap::new(),
+        Err(_) if !args.evict => BTreeMap::new(),
         found => found?,
     };
     leave(&args.goal, &mut answer, &of_jobs);
@@ -140,35 +139,36 @@ async fn goal(connection: &ClusterConnection, asked: &PlannedGoal) -> Result<Pla
             node: node.clone(),
             gpus: gpus.clone(),
         },
-        PlannedGoal::Free { bytes, gpus, on } => {
-            let nodes = match on {
+        PlannedGoal::Free { bytes, gpus, on } => PlanGoal::Free {
+            bytes: *bytes,
+            gpus: *gpus,
+            nodes: match on {
+                Some(selector) => Some(nodes_with(connection, selector).await?),
                 None => None,
-                Some(selector) => {
-                    let listed = connection.list::<Node>(None, Some(selector)).await;
-                    let nodes = listed.map_err(|failure| match failure {
-                        CommandFailure::Api {
-                            code: 400, reason, ..
-                        } => CommandFailure::Refused(format!(
-                            "--on {selector:?} is no label selector: {reason}"
-                        )),
-                        other => other,
-                    })?;
-                    if nodes.is_empty() {
-                        return Err(CommandFailure::Refused(format!(
-                            "no node has the labels {selector:?}; `kubectl get nodes --show-labels` shows those that there are"
-                        )));
-                    }
-                    Some(nodes.into_iter().filter_map(|node| node.metadata.name).collect())
-                }
-            };
-            PlanGoal::Free {
-                bytes: *bytes,
-                gpus: *gpus,
-                nodes,
-            }
-        }
+            },
+        },
         PlannedGoal::Join => PlanGoal::Join {},
     })
+}
+
+/// The names of the nodes that a label selector selects.
+async fn nodes_with(connection: &ClusterConnection, selector: &str) -> Result<Vec<String>, CommandFailure> {
+    let nodes = match connection.list::<Node>(None, Some(selector)).await {
+        Err(CommandFailure::Api {
+            code: 400, reason, ..
+        }) => {
+            return Err(CommandFailure::Refused(format!(
+                "--on {selector:?} is no label selector: {reason}"
+            )));
+        }
+        nodes => nodes?,
+    };
+    if nodes.is_empty() {
+        return Err(CommandFailure::Refused(format!(
+            "no node has the labels {selector:?}; `kubectl get nodes --show-labels` shows those that there are"
+        )));
+    }
+    Ok(nodes.into_iter().filter_map(|node| node.metadata.name).collect())
 }
 
 /// The outcome of a plan in words, and their colour.
@@ -198,7 +198,6 @@ fn verdict(goal: &PlannedGoal, max_moves: usize, answer: &PlanAnswer) -> (Colour
     }
 }
 
-/// The plan as text: its moves, the pods that stay, gain and price.
 fn render(goal: &PlannedGoal, max_moves: usize, answer: &PlanAnswer, screen: &Screen) -> String {
     let (colour, verdict) = verdict(goal, max_moves, answer);
     let mut lines = format!("Plan {}: {}.\n", answer.plan_id, screen.paint(colour, &verdict));
@@ -214,9 +213,9 @@ fn render(goal: &PlannedGoal, max_moves: usize, answer: &PlanAnswer, screen: &Sc
             table.push([
                 one.display_name().into(),
                 one.from.as_str().into(),
-                minors(&one.from_gpus).into(),
+                joined(&one.from_gpus, ",").into(),
                 one.to.as_str().into(),
-                minors(&one.to_gpus).into(),
+                joined(&one.to_gpus, ",").into(),
             ]);
         }
         lines += &table.render(screen);
@@ -231,7 +230,8 @@ fn render(goal: &PlannedGoal, max_moves: usize, answer: &PlanAnswer, screen: &Sc
     }
     if !answer.moves.is_empty() {
         // The scheduler counts also the pods that this command has taken out of the moves because of their Jobs.
-        let with_jobs = if answer.price.restarts as usize > answer.moves.len() {
+        let has_jobs = answer.price.restarts as usize > answer.moves.len();
+        let with_jobs = if has_jobs {
             ", both with the pods of Jobs that are left"
         } else {
             ""
@@ -244,18 +244,12 @@ fn render(goal: &PlannedGoal, max_moves: usize, answer: &PlanAnswer, screen: &Sc
         );
     }
     if let PlannedGoal::EmptyNode { node } = goal {
-        lines += &screen.wrap(
-            0,
-            &format!("`kubectl drain {node} --ignore-daemonsets` evicts every pod that is left, also those in the table.\n"),
+        let drain = format!(
+            "`kubectl drain {node} --ignore-daemonsets` evicts every pod that is left, also those in the table.\n"
         );
+        lines += &screen.wrap(0, &drain);
     }
     lines
-}
-
-/// Minor numbers of GPUs in a cell.
-fn minors(gpus: &[u32]) -> String {
-    let gpus: Vec<String> = gpus.iter().map(ToString::to_string).collect();
-    gpus.join(",")
 }
 
 #[cfg(test)]

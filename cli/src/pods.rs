@@ -7,11 +7,11 @@ use k8s_openapi::api::core::v1::Pod;
 use proto::read_api::State;
 use serde::Serialize;
 
-use crate::args::{Format, Rows, WhichPods};
+use crate::args::{Format, Rows};
 use crate::connection::ClusterConnection;
 use crate::failure::{CommandFailure, CommandResult};
 use crate::follow::{ChangeFeed, ClusterChange};
-use crate::format::memory;
+use crate::format::{joined, memory, memory_cell};
 use crate::gone;
 use crate::output::{Cell, Colour, Screen, TextTable, number, text};
 use crate::source::AnswerSource;
@@ -24,11 +24,9 @@ struct PodRow {
     namespace: String,
     name: String,
     uid: String,
-    /// The pod's node; `None` while the pod waits.
     node: Option<String>,
     /// Minor numbers of the GPUs on which the pod holds a part.
     gpus: Vec<u32>,
-    /// The pod's request in words.
     asked: String,
     /// Bytes of memory that the pod may use, on all its GPUs together.
     limit: u64,
@@ -52,27 +50,22 @@ struct PodRow {
 pub(crate) async fn run(
     connection: &ClusterConnection,
     screen: &Screen,
-    which: &WhichPods,
-    rows: Rows,
+    all_namespaces: bool,
+    args: Rows,
 ) -> CommandResult {
-    let Rows {
-        watch,
-        selector,
-        sort_by,
-    } = rows;
-    screen.check_order(sort_by.as_deref())?;
+    screen.check_order(args.sort_by.as_deref())?;
     let mut source = AnswerSource::open(connection, screen).await?;
     // Events do not show the memory in use, and every row of one command has the same columns.
-    let state = source.state(!watch).await?;
+    let state = source.state(!args.watch).await?;
     let mut selection = PodSelection {
         connection,
-        which,
-        selector: selector.as_deref(),
+        all_namespaces,
+        selector: args.selector.as_deref(),
         selected: None,
         seen: BTreeSet::new(),
     };
     let rows = selection.rows(&state).await?;
-    if rows.is_empty() && !which.all_namespaces {
+    if rows.is_empty() && !all_namespaces {
         connection.check_namespace(&connection.namespace).await?;
     }
     if rows.is_empty() && state.names_hidden {
@@ -84,18 +77,18 @@ pub(crate) async fn run(
     let is_table = screen.is_table();
     // A line of column names alone does not say that there is no pod.
     if is_table && rows.is_empty() {
-        let pod = match &selector {
+        let pod = match &args.selector {
             Some(selector) => format!("pod with {selector}"),
             None => "pod".to_owned(),
         };
-        let place = if which.all_namespaces {
+        let place = if all_namespaces {
             "the cluster".to_owned()
         } else {
             format!("namespace {}; -A shows all namespaces", connection.namespace)
         };
         screen.complain(&format!("No {pod} asks for a share of a GPU in {place}."));
     } else {
-        show(&rows, screen, which, sort_by.as_deref())?;
+        show(&rows, screen, all_namespaces, args.sort_by.as_deref())?;
     }
     if is_table && screen.has_headers {
         let sentences = gone::sentences(&state.nodes);
@@ -104,7 +97,7 @@ pub(crate) async fn run(
         }
         screen.print(&screen.wrap(0, &unknown_use(&state)))?;
     }
-    if !watch {
+    if !args.watch {
         return Ok(ExitCode::SUCCESS);
     }
     let changes = ChangeFeed::after(&state, source, connection, screen)?;
@@ -144,19 +137,18 @@ async fn follow(
             }
         }
         if !new_rows.is_empty() {
-            show(&new_rows, &without_headers, selection.which, None)?;
+            show(&new_rows, &without_headers, selection.all_namespaces, None)?;
         }
     }
 }
 
-/// Writes the rows of pods in the form that the user has chosen; `sort_by` is the column that orders them.
 fn show(
     rows: &[PodRow],
     screen: &Screen,
-    which: &WhichPods,
+    all_namespaces: bool,
     sort_by: Option<&str>,
 ) -> Result<(), CommandFailure> {
-    let mut table = table(rows, which.all_namespaces, screen.format == Format::Wide);
+    let mut table = table(rows, all_namespaces, screen.format == Format::Wide);
     if let Some(column) = sort_by {
         table.sort_by(column)?;
     }
@@ -164,10 +156,9 @@ fn show(
     screen.show(&rows, names, |_| table.render(screen))
 }
 
-/// The pods that the command shows, by namespace and label selector.
 struct PodSelection<'a> {
     connection: &'a ClusterConnection,
-    which: &'a WhichPods,
+    all_namespaces: bool,
     selector: Option<&'a str>,
     /// The UIDs of the pods that the label selector selects; `None` without a selector.
     selected: Option<BTreeSet<String>>,
@@ -176,9 +167,8 @@ struct PodSelection<'a> {
 }
 
 impl PodSelection<'_> {
-    /// The rows of the selected pods of a state. Evaluates the label selector again if there are new pods.
     async fn rows(&mut self, state: &State) -> Result<Vec<PodRow>, CommandFailure> {
-        let (all_namespaces, namespace) = (self.which.all_namespaces, self.connection.namespace.as_str());
+        let (all_namespaces, namespace) = (self.all_namespaces, self.connection.namespace.as_str());
         let mut found = rows(state);
         // A pod without a name is in a namespace whose pods the user may not list.
         found.retain(|row| !row.name.is_empty() && (all_namespaces || row.namespace == namespace));
@@ -244,70 +234,57 @@ fn rows(state: &State) -> Vec<PodRow> {
     rows
 }
 
-/// The table of these rows; `is_wide` adds the columns that are hidden by default.
 fn table(rows: &[PodRow], all_namespaces: bool, is_wide: bool) -> TextTable {
-    let has_used = is_wide || rows.iter().any(|row| row.used.is_some());
-    let mut columns = Vec::new();
-    if all_namespaces {
-        columns.push(text("NAMESPACE", 0));
-    }
-    columns.extend([
+    let mut table = TextTable::new([
+        text("NAMESPACE", 0),
         text("NAME", 0),
         text("NODE", 0),
         text("GPUS", 2),
         text("ASKED", 3),
         number("LIMIT", 1),
         number("CORE", 4),
+        number("USED", 0),
+        text("PROBLEM", 5),
     ]);
-    if has_used {
-        columns.push(number("USED", 0));
-    }
-    if is_wide {
-        columns.push(text("PROBLEM", 5));
-    }
-    let mut table = TextTable::new(columns);
     for row in rows {
-        let mut cells: Vec<Cell> = Vec::new();
-        if all_namespaces {
-            cells.push(row.namespace.as_str().into());
-        }
-        let gpus: Vec<String> = row.gpus.iter().map(ToString::to_string).collect();
         let is_placed = row.node.is_some();
-        let or_dash = |text: String| if is_placed { text } else { "-".to_owned() };
-        cells.extend([
+        table.push([
+            row.namespace.as_str().into(),
             row.name.as_str().into(),
             match &row.node {
-                Some(node) => Cell::from(node.as_str()),
+                Some(node) => node.as_str().into(),
                 None => Cell::coloured("(waits)", Colour::Yellow),
             },
-            or_dash(gpus.join(",")).into(),
+            if is_placed {
+                joined(&row.gpus, ",").into()
+            } else {
+                "-".into()
+            },
             row.asked.as_str().into(),
             if is_placed {
-                Cell::from(memory(row.limit)).with_amount(row.limit)
+                memory_cell(row.limit)
             } else {
                 "-".into()
             },
             if row.core == 0 {
                 "-".into()
             } else {
-                Cell::from(format!("{} %", row.core)).with_amount(row.core)
+                Cell::percent(row.core)
             },
-        ]);
-        if has_used {
-            cells.push(match row.used {
+            match row.used {
                 Some(used) if row.over_share => {
                     Cell::coloured(over_share(used, row.limit), Colour::Red).with_amount(used)
                 }
-                Some(used) => Cell::from(memory(used)).with_amount(used),
+                Some(used) => memory_cell(used),
                 None if is_placed => "unknown".into(),
                 None => "-".into(),
-            });
-        }
-        if is_wide {
-            cells.push(row.problem.as_deref().unwrap_or("-").into());
-        }
-        table.push(cells);
+            },
+            row.problem.as_deref().unwrap_or("-").into(),
+        ]);
     }
+    table.show_if(all_namespaces, &["NAMESPACE"]);
+    table.show_if(is_wide || rows.iter().any(|row| row.used.is_some()), &["USED"]);
+    table.show_if(is_wide, &["PROBLEM"]);
     table
 }
 

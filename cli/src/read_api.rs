@@ -20,10 +20,8 @@ use crate::failure::{CommandFailure, with_sources};
 
 /// The label selector of the scheduler's pods.
 pub(crate) const SCHEDULER: &str = "app.kubernetes.io/name=gpushare-scheduler";
-/// The label of the leader's pod.
 const LEADER: &str = "gpushare/leader";
 
-/// One connection to the read API.
 #[derive(Debug)]
 pub(crate) struct ReadApiClient {
     sender: SendRequest<Full<Bytes>>,
@@ -43,21 +41,15 @@ impl ReadApiClient {
                 }
             };
         }
-        let pod = pod_to_ask(connection).await?;
-        Self::forward(connection, &connection.args.gpushare_namespace, &pod, PORT).await
+        Self::forward(connection, &pod_to_ask(connection).await?).await
     }
 
-    /// Forwards a port to a pod.
-    pub(crate) async fn forward(
-        connection: &ClusterConnection,
-        namespace: &str,
-        pod: &str,
-        port: u16,
-    ) -> Result<Self, CommandFailure> {
-        let at = format!("pod {namespace}/{pod}");
-        let (stream, forwarded) = forward_port(connection, namespace, pod, port).await?;
+    /// Forwards a port to a pod of the scheduler.
+    pub(crate) async fn forward(connection: &ClusterConnection, pod: &str) -> Result<Self, CommandFailure> {
+        let (stream, forwarded) = forward_port(connection, pod).await?;
         // The forwarding ends with the process.
         tokio::spawn(forwarded.join());
+        let at = format!("pod {}/{pod}", connection.args.gpushare_namespace);
         Self::handshake(stream, at).await
     }
 
@@ -136,34 +128,28 @@ impl ReadApiClient {
         let body = response.into_body().collect().await;
         let body = body.map(Collected::to_bytes).unwrap_or_default();
         let text = String::from_utf8_lossy(&body).trim().to_owned();
+        let at = self.at.clone();
         // The read API explains each refusal; a path that it does not have gets an empty answer.
         Err(match status {
             StatusCode::NOT_FOUND if text.is_empty() => CommandFailure::OldScheduler {
-                at: self.at.clone(),
+                at,
                 reason: "it does not know the path".to_owned(),
             },
-            StatusCode::SERVICE_UNAVAILABLE => CommandFailure::Busy {
-                at: self.at.clone(),
-                reason: text,
-            },
+            StatusCode::SERVICE_UNAVAILABLE => CommandFailure::Busy { at, reason: text },
             StatusCode::BAD_REQUEST | StatusCode::NOT_FOUND | StatusCode::PAYLOAD_TOO_LARGE => {
                 CommandFailure::Refused(text)
             }
             _ => CommandFailure::Api {
                 code: status.as_u16(),
-                action: format!("ask the read API at {}", self.at),
+                action: format!("ask the read API at {at}"),
                 reason: text,
             },
         })
     }
 
-    /// Reads the JSON of a response.
     async fn parse<T: DeserializeOwned>(&self, response: Response<Incoming>) -> Result<T, CommandFailure> {
-        let body = response
-            .into_body()
-            .collect()
-            .await
-            .map_err(|error| self.unreachable(&error))?;
+        let body = response.into_body().collect().await;
+        let body = body.map_err(|error| self.unreachable(&error))?;
         serde_json::from_slice(&body.to_bytes()).map_err(|error| CommandFailure::OldScheduler {
             at: self.at.clone(),
             reason: error.to_string(),
@@ -179,45 +165,17 @@ impl ReadApiClient {
 }
 
 /// The failure to reach the read API of a pod or an address.
-fn no_read_api(at: &str, reason: &impl ToString) -> CommandFailure {
+fn no_read_api(at: &str, reason: &str) -> CommandFailure {
     CommandFailure::NoReadApi {
         at: at.to_owned(),
-        reason: reason.to_string(),
+        reason: reason.to_owned(),
     }
 }
 
-/// The name of the scheduler's pod to ask: a ready one, the leader's if it is ready.
+/// The name of the scheduler's pod to ask: the leader's, or any other ready one if the leader's is not ready.
 pub(crate) async fn pod_to_ask(connection: &ClusterConnection) -> Result<String, CommandFailure> {
     let namespace = &connection.args.gpushare_namespace;
     let pods: Vec<Pod> = connection.list(Some(namespace), Some(SCHEDULER)).await?;
-    best_pod(pods).ok_or_else(|| {
-        let reason = format!(
-            "no ready pod has the label {SCHEDULER}; is gpushare in another namespace (--gpushare-namespace)?"
-        );
-        no_read_api(&format!("namespace {namespace}"), &reason)
-    })
-}
-
-/// A connection to a port of a pod, which lasts as long as the forwarding beside it.
-pub(crate) async fn forward_port(
-    connection: &ClusterConnection,
-    namespace: &str,
-    pod: &str,
-    port: u16,
-) -> Result<(impl AsyncRead + AsyncWrite + Unpin + Send + use<>, Portforwarder), CommandFailure> {
-    let at = format!("pod {namespace}/{pod}");
-    let api: Api<Pod> = Api::namespaced(connection.client()?, namespace);
-    let forwarded = api.portforward(pod, &[port]).await;
-    let mut forwarded =
-        forwarded.map_err(|error| CommandFailure::of_kube(format_args!("forward a port to {at}"), error))?;
-    let stream = forwarded
-        .take_stream(port)
-        .ok_or_else(|| no_read_api(&at, &"the port-forward has no stream"))?;
-    Ok((stream, forwarded))
-}
-
-/// The name of the ready pod to ask: the leader's, or any other if the leader's is not ready.
-fn best_pod(pods: Vec<Pod>) -> Option<String> {
     let mut best = None;
     for pod in pods.into_iter().filter(is_ready) {
         let labels = pod.metadata.labels.unwrap_or_default();
@@ -226,10 +184,30 @@ fn best_pod(pods: Vec<Pod>) -> Option<String> {
             best = pod.metadata.name;
         }
     }
-    best
+    best.ok_or_else(|| {
+        let reason = format!(
+            "no ready pod has the label {SCHEDULER}; is gpushare in another namespace (--gpushare-namespace)?"
+        );
+        no_read_api(&format!("namespace {namespace}"), &reason)
+    })
 }
 
-/// Returns true if a pod is ready, and is not being deleted.
+/// A connection to the read API's port of a pod, which lasts as long as the forwarding beside it.
+pub(crate) async fn forward_port(
+    connection: &ClusterConnection,
+    pod: &str,
+) -> Result<(impl AsyncRead + AsyncWrite + Unpin + Send + use<>, Portforwarder), CommandFailure> {
+    let namespace = &connection.args.gpushare_namespace;
+    let at = format!("pod {namespace}/{pod}");
+    let api: Api<Pod> = Api::namespaced(connection.client()?, namespace);
+    let forwarded = api.portforward(pod, &[PORT]).await;
+    let mut forwarded =
+        forwarded.map_err(|error| CommandFailure::of_kube(&format!("forward a port to {at}"), error))?;
+    let stream = forwarded.take_stream(PORT);
+    let stream = stream.ok_or_else(|| no_read_api(&at, "the port-forward has no stream"))?;
+    Ok((stream, forwarded))
+}
+
 pub(crate) fn is_ready(pod: &Pod) -> bool {
     let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
     let mut conditions = conditions.into_iter().flatten();
@@ -238,7 +216,6 @@ pub(crate) fn is_ready(pod: &Pod) -> bool {
         && conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
-/// A stream of server-sent events.
 #[derive(Debug)]
 pub(crate) struct EventStream {
     body: Incoming,
@@ -248,7 +225,6 @@ pub(crate) struct EventStream {
     at: String,
 }
 
-/// One server-sent event.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct StreamEvent {
     pub(crate) name: String,
@@ -257,7 +233,6 @@ pub(crate) struct StreamEvent {
 }
 
 impl EventStream {
-    /// Waits for the next event.
     pub(crate) async fn next(&mut self) -> Result<StreamEvent, CommandFailure> {
         loop {
             if let Some(event) = take_event(&mut self.buffer) {
@@ -266,7 +241,7 @@ impl EventStream {
             let frame = match self.body.frame().await {
                 Some(Ok(frame)) => frame,
                 Some(Err(error)) => return Err(no_read_api(&self.at, &with_sources(&error))),
-                None => return Err(no_read_api(&self.at, &"it ended the stream")),
+                None => return Err(no_read_api(&self.at, "it ended the stream")),
             };
             // Anything but data is a trailer, of which the read API sends none.
             if let Ok(data) = frame.into_data() {

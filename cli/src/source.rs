@@ -16,9 +16,7 @@ use crate::read_api::ReadApiClient;
 const READING_OBJECTS: &str = "nodes, devices and pods instead; bindings under way, PodGroups, disruption budgets, device plugins that \
                                are away, memory in use and the scheduler's flags are not seen";
 
-/// The source of answers about the cluster.
 pub(crate) enum AnswerSource {
-    /// The scheduler's read API.
     Scheduler(ReadApiClient),
     /// The objects of the API server, in a cache of the scheduler's library inside this process.
     Objects(Shared<Index>),
@@ -64,7 +62,6 @@ impl AnswerSource {
         }
     }
 
-    /// The explanation of a pod, with the verdict of every node if `all`, or else of the nearest.
     pub(crate) async fn explain(
         &mut self,
         namespace: &str,
@@ -83,7 +80,6 @@ impl AnswerSource {
         }
     }
 
-    /// The moves by which GPUs become empty, or free memory comes together.
     pub(crate) async fn plan(&mut self, request: &PlanRequest) -> Result<PlanAnswer, CommandFailure> {
         match self {
             Self::Scheduler(api) => api.post("plan", request).await,
@@ -95,7 +91,6 @@ impl AnswerSource {
         }
     }
 
-    /// The number of equal pods that fit, and their nodes.
     pub(crate) async fn fit(&mut self, request: &FitRequest) -> Result<FitAnswer, CommandFailure> {
         match self {
             Self::Scheduler(api) => api.post("fit", request).await,

@@ -6,7 +6,6 @@
 use std::net::Ipv4Addr;
 use std::process::{Command, Stdio};
 
-use proto::read_api::PORT;
 use serde_json::Value;
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
@@ -18,7 +17,6 @@ use crate::failure::{CommandFailure, CommandResult};
 use crate::output::Screen;
 use crate::read_api::{ReadApiClient, forward_port, pod_to_ask};
 
-/// Serves the page on this machine until the process ends.
 pub(crate) async fn run(connection: &ClusterConnection, screen: &Screen, options: &Ui) -> CommandResult {
     if connection.args.offline {
         let text = "ui shows the page of the scheduler: leave out --offline";
@@ -76,8 +74,7 @@ async fn forward_browser(
         return Ok(());
     }
     let pod = pod_to_ask(&connection).await?;
-    let namespace = &connection.args.gpushare_namespace;
-    let (mut stream, forwarded) = forward_port(&connection, namespace, &pod, PORT).await?;
+    let (mut stream, forwarded) = forward_port(&connection, &pod).await?;
     // A connection that breaks off is made again by the page.
     let _ = copy_bidirectional(&mut browser, &mut stream).await;
     forwarded.abort();
@@ -99,10 +96,7 @@ fn open_browser(url: &str) -> bool {
         return false;
     }
     let mut command = Command::new(opener);
-    command
-        .arg(url)
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null());
+    command.arg(url).stdin(Stdio::null());
+    command.stdout(Stdio::null()).stderr(Stdio::null());
     command.spawn().is_ok()
 }

@@ -23,12 +23,10 @@ struct Versions {
     scheduler: BTreeMap<String, u32>,
     /// The number of nodes by the image tag of the device plugin there.
     device_plugin: BTreeMap<String, u32>,
-    /// The reasons for which versions are not known.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     unknown: Vec<String>,
 }
 
-/// Shows the versions, and the reasons for which some are not known.
 pub(crate) async fn run(
     connection: Result<ClusterConnection, CommandFailure>,
     screen: &Screen,
@@ -50,7 +48,6 @@ pub(crate) async fn run(
 }
 
 impl Versions {
-    /// Asks the scheduler's replicas for their versions.
     async fn add_scheduler(&mut self, connection: &ClusterConnection) {
         match replicas(connection).await {
             Ok(replicas) if replicas.is_empty() => {
@@ -71,7 +68,6 @@ impl Versions {
         }
     }
 
-    /// Reads the tags of the device plugins' images.
     async fn add_device_plugins(&mut self, connection: &ClusterConnection) {
         let namespace = connection.args.gpushare_namespace.as_str();
         let pods: Vec<Pod> = match connection.list(Some(namespace), Some(PLUGIN_SELECTOR)).await {
@@ -84,32 +80,24 @@ impl Versions {
             ));
         }
         for spec in pods.into_iter().filter_map(|pod| pod.spec) {
-            let mut images = spec
-                .containers
-                .iter()
-                .filter_map(|container| container.image.as_deref());
+            let mut images = spec.containers.iter().filter_map(|one| one.image.as_deref());
             let tag = images.next().and_then(image_tag).unwrap_or("image without a tag");
             *self.device_plugin.entry(tag.to_owned()).or_default() += 1;
         }
     }
 
     fn render(&self, screen: &Screen) -> String {
-        let Self {
-            client,
-            scheduler,
-            device_plugin,
-            unknown,
-        } = self;
+        let client = &self.client;
         let mut lines = format!("Client Version: {client}\n");
         for (part, noun, versions) in [
-            ("Scheduler", "replica", scheduler),
-            ("Device Plugin", "node", device_plugin),
+            ("Scheduler", "replica", &self.scheduler),
+            ("Device Plugin", "node", &self.device_plugin),
         ] {
             for (version, n) in versions {
                 lines += &format!("{part} Version: {version} ({})\n", count(*n, noun));
             }
         }
-        for reason in unknown {
+        for reason in &self.unknown {
             lines += &screen.wrap(0, &format!("not known: {reason}\n"));
         }
         lines

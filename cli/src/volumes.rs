@@ -8,7 +8,8 @@ use proto::read_api::{LeftPod, MAX_AFFINITY_PARTS, MAX_PODS_WITH_VOLUMES, PodVol
 use serde_json::Value;
 
 use crate::connection::ClusterConnection;
-use crate::fields::text as field;
+use crate::fields::{array, text as field};
+use crate::pod_path::is_plain;
 
 /// The volumes of the pods that stay because of them, by UID. Left out, so that they stay, are pods of which a claim or volume
 /// cannot be read, and pods beyond the limits of a plan request.
@@ -68,25 +69,19 @@ async fn of_pod<'p>(
 
 /// Returns true if pods on several nodes can use a volume at the same time.
 fn is_for_many_nodes(volume: &Value) -> bool {
-    let modes = volume.pointer("/spec/accessModes").and_then(Value::as_array);
-    let is_for_many = |mode: &Value| ["ReadWriteMany", "ReadOnlyMany"].contains(&field(mode, ""));
-    modes.into_iter().flatten().any(is_for_many)
+    let mut modes = array(volume, "/spec/accessModes").iter();
+    modes.any(|mode| mode == "ReadWriteMany" || mode == "ReadOnlyMany")
 }
 
-/// Returns true if a pod that has not ended uses a claim.
 fn uses(pod: &Value, claim: &str) -> bool {
     let has_ended = ["Succeeded", "Failed"].contains(&field(pod, "/status/phase"));
-    let volumes = pod.pointer("/spec/volumes").and_then(Value::as_array);
-    let is_used = |volume: &Value| field(volume, "/persistentVolumeClaim/claimName") == claim;
-    !has_ended && volumes.into_iter().flatten().any(is_used)
+    let mut volumes = array(pod, "/spec/volumes").iter();
+    !has_ended && volumes.any(|volume| field(volume, "/persistentVolumeClaim/claimName") == claim)
 }
 
 /// An object of the core API; `None` if it cannot be read, or if a name in the path would change the path.
 async fn read(connection: &ClusterConnection, path: &str) -> Option<Value> {
-    let is_plain = path
-        .bytes()
-        .all(|b| b.is_ascii_alphanumeric() || b"-./".contains(&b));
-    if !is_plain || path.ends_with('/') {
+    if !path.split('/').all(is_plain) {
         return None;
     }
     let found = connection.get("read a volume", &format!("/api/v1/{path}")).await;

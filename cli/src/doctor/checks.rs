@@ -11,7 +11,6 @@ use super::report::{CheckReport, Outcome};
 use crate::fields::{array, has_condition, image_tag, images, is_named, name, number, text};
 use crate::read_api::SCHEDULER;
 
-/// The names of the admission policies of the installation.
 pub(super) const POLICIES: [&str; 9] = [
     "gpushare-device-plugin-pods",
     "gpushare-device-plugin-nodes",
@@ -68,7 +67,6 @@ const CHECKS: [(&str, Check); 18] = [
     ("nodes", node_checks::nodes),
 ];
 
-/// The findings of all checks, those without a fault included.
 pub(super) fn findings(facts: &InstallationFacts) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (name, check) in CHECKS {
@@ -117,7 +115,6 @@ fn leading_number(text: &str) -> u32 {
     digits.and_then(|digits| digits.parse().ok()).unwrap_or(0)
 }
 
-/// Checks that the API server serves the kinds `Device` and `SchedulerLeader`.
 fn definitions(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
     let definitions = facts.list("customresourcedefinitions")?;
     for wanted in [
@@ -144,7 +141,6 @@ fn definitions(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
     Ok("both CustomResourceDefinitions are established".to_owned())
 }
 
-/// Checks that as many replicas of the scheduler are ready as its Deployment asks for.
 fn scheduler_pods(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
     let deployments = facts.list("deployments")?;
     let Some(scheduler) = deployments
@@ -180,7 +176,6 @@ fn scheduler_pods(facts: &InstallationFacts, report: &mut CheckReport) -> Outcom
     Ok(format!("{ready} of {wanted} replicas are ready"))
 }
 
-/// Checks that the read API of every ready replica answers this command.
 fn read_api(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
     let replicas = facts.replicas()?;
     if replicas.is_empty() {
@@ -202,7 +197,6 @@ fn read_api(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
     Ok("every ready replica answers".to_owned())
 }
 
-/// Checks that exactly one replica of the scheduler leads.
 fn leader(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
     let n_answers = facts.diagnoses().count();
     if n_answers == 0 {
@@ -247,7 +241,6 @@ fn leader(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
     Ok("one replica leads".to_owned())
 }
 
-/// Checks that scheduler, device plugin and this command are of one release.
 fn versions(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
     let own = env!("CARGO_PKG_VERSION");
     let mut found: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
@@ -304,7 +297,6 @@ fn image_tags<'a>(facts: &'a InstallationFacts, kind: &str, workload: &str) -> B
     tags
 }
 
-/// Checks that a `ClusterRoleBinding` names the service account of each daemon.
 fn rights(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
     let bindings = facts.list("clusterrolebindings")?;
     let mut subjects = BTreeSet::new();
@@ -323,7 +315,6 @@ fn rights(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
     Ok("both service accounts have a ClusterRoleBinding".to_owned())
 }
 
-/// Checks that every admission policy of the installation exists and has a binding.
 fn policies(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
     let policies = facts.list("validatingadmissionpolicies")?;
     let bindings = facts.list("validatingadmissionpolicybindings")?;

@@ -47,7 +47,6 @@ fn plugin_log(facts: &InstallationFacts, node: &str) -> String {
     }
 }
 
-/// Returns true for a pod of the installation's device plugin.
 fn is_plugin(facts: &InstallationFacts, pod: &Value) -> bool {
     text(pod, "/metadata/namespace") == facts.namespace
         && PLUGIN_NAMES.contains(&label(pod, "app.kubernetes.io/name"))
@@ -120,7 +119,6 @@ fn reason_without_gpus(node: &Value) -> Option<&str> {
     (text(found, "/status") == "False").then(|| text(found, "/message"))
 }
 
-/// Checks that every labelled node has a Device object with devices, and every Device object a node.
 pub(super) fn device_objects(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
     let devices = facts.list("devices")?;
     let device_of: BTreeMap<&str, &Value> = devices.iter().map(|device| (name(device), device)).collect();
@@ -280,7 +278,6 @@ pub(super) fn enforcement(facts: &InstallationFacts, report: &mut CheckReport) -
     Ok("limits of memory are enforced wherever that is asked for".to_owned())
 }
 
-/// Checks that all labelled nodes that serve memory units state the same unit.
 pub(super) fn memory_units(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
     let unit_annotation = format!("{GPU_MEM}-unit");
     let mut units = BTreeSet::new();

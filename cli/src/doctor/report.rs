@@ -5,7 +5,6 @@ use proto::read_api::{Finding, Severity};
 /// The result of a check that found no fault: the sentence that says so, or the reason that the check could not be made.
 pub(super) type Outcome = Result<String, String>;
 
-/// The findings of one check.
 pub(super) struct CheckReport {
     pub(super) check: &'static str,
     pub(super) findings: Vec<Finding>,

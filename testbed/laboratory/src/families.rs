@@ -7,28 +7,24 @@
 pub mod cluster;
 pub mod mix;
 
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use scheduler::config::AnswerNodes;
 use serde::Serialize;
-use tokio::runtime::Handle;
 
 use crate::replay::conditions::{NamedConditions, Overrides, RunConditions};
 use crate::replay::fragment::typical_pods;
-use crate::replay::parallel::in_parallel;
+use crate::replay::parallel::{RunThreads, on_threads};
 use crate::replay::policy::Policy;
-use crate::replay::run::{self, Job, RunResult};
+use crate::replay::run::{self, Job, RunOptions, RunResult};
 use crate::replay::{Seeds, seeds};
 use cluster::{AllocationMeasure, Family};
 use kit::console::{Console, table};
 
-/// Policies that are compared by default.
 const POLICIES: &str = "fill,binpack,best-fit,fgd,fullest,kube-default";
 
-/// `laboratory families`.
 #[derive(Clone, Debug, Args)]
 pub struct FamiliesArgs {
     /// Kinds of clusters and workloads; all by default.
@@ -57,7 +53,6 @@ pub struct FamiliesArgs {
 /// The results of all policies on the invented cluster of one kind and number.
 #[derive(Clone, Debug, Serialize)]
 pub struct FamilyResult {
-    /// The kind's name on the command line.
     pub kind: String,
     /// The random seed of the cluster, from `--numbers`: it decides the nodes and the mix of pods. The seeds of the runs decide
     /// which pods of that mix arrive.
@@ -66,23 +61,17 @@ pub struct FamilyResult {
     pub allocated: Vec<SeedSpread>,
 }
 
-/// The mean and deviation of one figure over several runs.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct SeedSpread {
-    /// The mean over seeds.
     pub mean: f64,
-    /// The standard deviation over them.
     pub deviation: f64,
 }
 
 /// Runs and prints the comparison; always true, as a violated invariant is an error.
 pub async fn run(args: FamiliesArgs) -> Result<bool> {
     let console = Console::new(args.json);
-    let stop = Arc::new(AtomicBool::new(false));
-    let (progress, handle, policies) = (console.clone(), Handle::current(), args.policy.clone());
-    let lines = tokio::task::spawn_blocking(move || compare(&args, &progress, &stop, &handle))
-        .await
-        .context("the comparison broke off")?;
+    let (progress, policies) = (console.clone(), args.policy.clone());
+    let lines = on_threads(move |threads| compare(&args, &progress, threads)).await;
     console.finish();
     let lines = lines?;
     console.result(&render(&policies, &lines));
@@ -90,7 +79,6 @@ pub async fn run(args: FamiliesArgs) -> Result<bool> {
     Ok(true)
 }
 
-/// One invented cluster, on which all policies run.
 #[derive(Clone, Copy)]
 struct Task {
     kind: Family,
@@ -99,12 +87,7 @@ struct Task {
 }
 
 /// Runs every policy on every invented cluster, many clusters at a time; returns a line for each kind and number.
-fn compare(
-    args: &FamiliesArgs,
-    console: &Console,
-    stop: &AtomicBool,
-    handle: &Handle,
-) -> Result<Vec<FamilyResult>> {
+fn compare(args: &FamiliesArgs, console: &Console, threads: &RunThreads) -> Result<Vec<FamilyResult>> {
     let kinds = if args.kind.is_empty() {
         Family::value_variants()
     } else {
@@ -113,20 +96,20 @@ fn compare(
     let conditions = RunConditions::of(args.condition, Overrides::default());
     let (mut tasks, mut clusters) = (Vec::new(), Vec::new());
     for kind in kinds {
-        for number in args.numbers.iter() {
+        for number in args.numbers.iter().copied() {
             clusters.push((kind.name(), number));
-            for seed in args.seeds.iter() {
+            for seed in args.seeds.iter().copied() {
                 let kind = *kind;
                 tasks.push(Task { kind, number, seed });
             }
         }
     }
-    let done = in_parallel(&tasks, args.threads, stop, |task| {
-        handle.block_on(task.run(&args.policy, &conditions, console, stop))
+    let done = threads.run_all(&tasks, args.threads, async |task| {
+        task.run(&args.policy, &conditions, console, &threads.stop).await
     })?;
     let mut lines = Vec::new();
     // `done` has the seeds of the first cluster, then those of the second, and so on.
-    for ((kind, number), runs) in clusters.into_iter().zip(done.chunks(args.seeds.iter().count())) {
+    for ((kind, number), runs) in clusters.into_iter().zip(done.chunks(args.seeds.len())) {
         let mut allocated = Vec::new();
         for at in 0..args.policy.len() {
             let of_policy: Vec<f64> = runs.iter().filter_map(|run| run.get(at).copied()).collect();
@@ -153,6 +136,14 @@ impl Task {
         let Self { kind, number, seed } = self;
         let made = kind.make(number, seed)?;
         let typical = typical_pods(&made.world);
+        let options = RunOptions {
+            answer_nodes: AnswerNodes::default(),
+            departures: true,
+            stretch: 1.0,
+            evictions: None,
+            join: Vec::new(),
+            check_every: 1000,
+        };
         let label = format!("{} {number} seed {seed}", kind.name());
         // All policies get the same cluster and pods, so that their difference is the policies' alone.
         let mut allocated = Vec::new();
@@ -164,14 +155,9 @@ impl Task {
                 conditions,
                 seed,
                 tune: None,
-                answer_nodes: AnswerNodes::default(),
-                departures: true,
-                stretch: 1.0,
                 // The invented list of pods has its final length, and the order in which they arrive.
                 in_order: true,
-                check_every: 1000,
-                evictions: None,
-                joins: &[],
+                options: &options,
             };
             let outcome = run::run(job, stop).await;
             let Some(outcome) = outcome.with_context(|| format!("{label} {policy}"))? else {
@@ -208,14 +194,6 @@ fn mean(values: impl Iterator<Item = f64>) -> f64 {
     if n > 0.0 { sum / n } else { 0.0 }
 }
 
-impl FamilyResult {
-    /// The allocated percentage of the policy that allocates most.
-    fn best(&self) -> f64 {
-        let means = self.allocated.iter().map(|spread| spread.mean);
-        means.fold(0.0, f64::max)
-    }
-}
-
 /// A table with a line for each kind and number; the last two lines show how far each policy is behind the
 /// best, at worst and on average.
 fn render(policies: &[Policy], lines: &[FamilyResult]) -> String {
@@ -224,7 +202,11 @@ fn render(policies: &[Policy], lines: &[FamilyResult]) -> String {
     let mut table = table(heads);
     let mut losses = vec![Vec::new(); policies.len()];
     for line in lines {
-        let best = line.best();
+        let best = line
+            .allocated
+            .iter()
+            .map(|spread| spread.mean)
+            .fold(0.0, f64::max);
         let mut row = vec![line.kind.clone(), line.number.to_string()];
         for (spread, losses) in line.allocated.iter().zip(&mut losses) {
             let loss = best - spread.mean;

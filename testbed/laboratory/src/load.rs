@@ -6,11 +6,11 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use clap::{Args, Subcommand};
-use futures::stream::{StreamExt, TryStreamExt};
+use futures::stream::{self, StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::Pod;
-use serde_json::json;
+use proto::extender::{ExtenderBindingArgs, ExtenderBindingResult};
 use tempfile::TempDir;
 
 use kit::apiserver::{ApiServer, ApiServerConfig};
@@ -28,6 +28,7 @@ use kit::ports::free_address;
 use kit::process_usage::ProcessUsage;
 
 mod admission;
+mod background;
 mod baseline;
 mod bind;
 mod churn;
@@ -59,7 +60,6 @@ const PERCENTS: [usize; 4] = [50, 90, 99, 100];
 /// Requests to the API server, or binds, under way at one time.
 const CONCURRENCY: usize = 32;
 
-/// `laboratory load`.
 #[derive(Clone, Debug, Args)]
 pub struct LoadArgs {
     #[command(subcommand)]
@@ -107,9 +107,8 @@ struct Rig {
     api: ApiServer,
     url: String,
     address: SocketAddr,
-    /// The time from the scheduler's start until it was ready.
     ready: Duration,
-    dir: TempDir,
+    _dir: TempDir,
 }
 
 /// Starts an empty API server, and makes the directory for a scheduler's files. The caller fills the API server before the
@@ -153,58 +152,80 @@ impl Rig {
             url,
             address,
             ready: began.elapsed(),
-            dir,
+            _dir: dir,
         })
     }
 
-    /// Resident memory of the scheduler in MiB.
+    fn pid(&self) -> Result<u32> {
+        self.scheduler.pid().context("the scheduler has no process id")
+    }
+
     fn rss(&self) -> Result<f64> {
-        Ok(mib(self.usage()?.resident))
+        Ok(mib(ProcessUsage::of(self.pid()?)?.resident))
     }
 
-    /// The scheduler's highest resident memory so far, in MiB.
     fn peak_rss(&self) -> Result<f64> {
-        Ok(mib(self.usage()?.peak))
+        Ok(mib(ProcessUsage::of(self.pid()?)?.peak))
     }
 
-    fn usage(&self) -> Result<ProcessUsage> {
-        ProcessUsage::of(self.scheduler.pid().context("the scheduler has no process id")?)
-    }
-
-    /// The scheduler's own histogram of the request times of one verb.
     async fn histogram(&self, verb: &str) -> Result<Histogram> {
         let (_, metrics) = HttpClient::new().get(&format!("{}/metrics", self.url)).await?;
         Ok(Histogram::of(&String::from_utf8_lossy(&metrics), verb))
     }
 
-    /// Ends the scheduler and the API server, and removes the files.
     async fn stop(self) {
         self.scheduler.stop(Duration::from_secs(10)).await;
         self.api.shutdown().await;
-        drop(self.dir);
     }
 }
 
-/// Waits until the scheduler binds: after its start it waits for binds that a predecessor may have in flight.
-async fn until_it_binds(client: &HttpClient, url: &str) -> Result<()> {
-    let question =
-        json!({"PodName": "missing", "PodNamespace": "default", "PodUID": "missing", "Node": "missing"})
-            .to_string();
-    let binds = async || {
-        let (_, answer) = client.post(url, question.clone()).await?;
-        // The pod does not exist, so that the answer is an error in any case; the wait is over once it is
-        // another one.
-        let is_starting = String::from_utf8_lossy(&answer).contains("starting:");
-        Ok((!is_starting)
-            .then_some(())
-            .ok_or_else(|| "the scheduler does not begin to bind".to_owned()))
-    };
-    polling::until_found(Duration::from_secs(60), binds).await
+/// A client of the scheduler's bind verb.
+#[derive(Clone)]
+struct Binder {
+    client: HttpClient,
+    url: String,
 }
 
-/// Bytes in MiB.
+impl Binder {
+    /// Waits until the scheduler binds: after its start it waits for binds that a predecessor may have in flight.
+    async fn until_ready(scheduler: &str) -> Result<Self> {
+        let binder = Self {
+            client: HttpClient::new(),
+            url: format!("{scheduler}/gpushare-scheduler/bind"),
+        };
+        let question = ExtenderBindingArgs {
+            pod_name: "missing".to_owned(),
+            pod_namespace: fleet::NAMESPACE.to_owned(),
+            pod_uid: "missing".to_owned(),
+            node: "missing".to_owned(),
+        };
+        let binds = async || {
+            // The pod does not exist, so that the answer is an error in any case; the wait is over once it is another one.
+            let answer = binder.bind(&question).await;
+            answer.is_err_and(|error| !error.to_string().contains("starting:"))
+        };
+        polling::until(
+            Duration::from_secs(60),
+            "the scheduler does not begin to bind",
+            binds,
+        )
+        .await?;
+        Ok(binder)
+    }
+
+    async fn bind(&self, bind: &ExtenderBindingArgs) -> Result<()> {
+        let (status, answer) = self.client.post(&self.url, serde_json::to_vec(bind)?).await?;
+        let answer: ExtenderBindingResult =
+            serde_json::from_slice(&answer).with_context(|| format!("bind answers {status}"))?;
+        // An extender reports failure with the status 200 and a text.
+        ensure!(answer.error.is_empty(), "bind answers {}", answer.error);
+        Ok(())
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "amounts of memory are far below 2^52")]
 fn mib(bytes: u64) -> f64 {
-    f64::from(u32::try_from(bytes >> 10).unwrap_or(u32::MAX)) / 1024.0
+    bytes as f64 / f64::from(1 << 20)
 }
 
 /// The given percentiles of durations, in milliseconds; the hundredth is the longest.
@@ -223,13 +244,12 @@ fn times(values: [f64; 3], decimals: usize) -> String {
     values.map(|value| format!("{value:.decimals$}")).join(" ")
 }
 
-/// The longest wait for pods.
 const DEADLINE: Duration = Duration::from_secs(180);
 
 /// Asks for the deletion of pods of the namespace `default`, many at a time, and waits until they are gone.
 async fn delete_all(cluster: &LocalCluster, names: &[String]) -> Result<()> {
     let pods = &NamespacePods::of(cluster.client(), "default");
-    let deleted = futures::stream::iter(names).map(|name| async move { pods.delete(name).await });
+    let deleted = stream::iter(names).map(|name| pods.delete(name));
     deleted.buffer_unordered(CONCURRENCY).try_collect::<()>().await?;
     let are_gone = |snapshot: &ClusterSnapshot| snapshot.has_none_of(names).then_some(());
     cluster.until("pods to be gone", DEADLINE, are_gone).await
@@ -258,8 +278,8 @@ async fn start_together(
 ) -> Result<()> {
     cluster.node(node)?.kubelet().hold();
     let pods = &NamespacePods::of(cluster.client(), "default");
-    let created = futures::stream::iter(names.iter().map(spec))
-        .map(|spec| async move { pods.create(&spec).await.map(drop) });
+    let created =
+        stream::iter(names.iter().map(spec)).map(|spec| async move { pods.create(&spec).await.map(drop) });
     created.buffer_unordered(CONCURRENCY).try_collect::<()>().await?;
     until_all(cluster, names, "to be bound", |pod| node_of(pod).is_some()).await?;
     let kubelet = cluster.node(node)?.kubelet();
@@ -270,7 +290,6 @@ async fn start_together(
     until_all(cluster, names, "to run", is_settled).await
 }
 
-/// Returns true if a pod runs or has failed.
 fn is_settled(pod: &Pod) -> bool {
     is_running(pod) || phase(pod) == "Failed"
 }

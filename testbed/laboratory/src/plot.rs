@@ -32,7 +32,6 @@ const TITLE: u32 = 36;
 const BAR: u32 = 26;
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
-/// An error of the drawing library.
 type DrawError = Box<dyn Error>;
 
 /// An axis of a panel with its least and its greatest value.

@@ -343,7 +343,8 @@ impl World {
         let mut eviction = eviction(&connection, &args, source);
         let plan = eviction.source.plan(&eviction.request).await.unwrap();
         let mut progress = eviction.progress_of(&plan);
-        let result = eviction.make_moves(&mut progress, interrupted).await;
+        eviction.interrupted = interrupted;
+        let result = eviction.make_moves(&mut progress).await;
         Ended {
             result,
             n_moved: progress.n_moved,
@@ -380,11 +381,11 @@ fn eviction<'a>(connection: &'a ClusterConnection, args: &'a PlanArgs, source: A
         connection,
         screen: &Screen::PLAIN,
         source,
-        goal: &args.goal,
+        args,
         request: serde_json::from_value(request).unwrap(),
-        args: &args.eviction,
         planned_at: Instant::now(),
         of_jobs: BTreeSet::new(),
+        interrupted: watch::channel(false).1,
     }
 }
 

@@ -11,7 +11,7 @@ use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use serde_json::{Value, json};
 
-use super::mix::{Mix, MixRules};
+use super::mix::{GPUS, Mix, MixRules};
 use crate::replay::objects;
 use crate::replay::portion::{floor, real};
 use crate::replay::trace::{NodeRow, TracePod, WHOLE};
@@ -69,7 +69,6 @@ pub enum Family {
 /// The figure by which policies are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AllocationMeasure {
-    /// The allocated share at the end.
     End,
     /// The mean allocated share while the second half of the pods arrives.
     SecondHalf,
@@ -78,13 +77,10 @@ pub enum AllocationMeasure {
 /// An invented cluster with its pods, in the order in which they arrive.
 #[derive(Clone, Debug)]
 pub struct MadeCluster {
-    /// Nodes and pods.
     pub world: ReplayInput,
-    /// The figure by which policies are compared on this cluster.
     pub measure: AllocationMeasure,
 }
 
-/// Pods of one mix that arrive one after the other.
 struct LoadPhase {
     mix: Mix,
     /// The GPUs that the pods ask for, in percent of the cluster's: all pods together, or those that are there at one time.
@@ -95,9 +91,6 @@ struct LoadPhase {
 
 /// The mean stay of a pod, in seconds.
 const STAY: i64 = 100_000;
-
-/// The number of GPUs of the largest nodes.
-const GPUS: usize = 8;
 
 impl LoadPhase {
     /// A phase of pods that never leave; it ends when they ask for this percentage of the cluster's GPUs.
@@ -125,26 +118,21 @@ impl LoadPhase {
 }
 
 impl Family {
-    /// The name on the command line.
     pub fn name(self) -> String {
         value_name(&self)
     }
 
-    /// The cluster of this kind and number, and the pods of this seed.
     pub fn make(self, number: u64, seed: u64) -> Result<MadeCluster> {
         let mut dice = dice(number, &[&self.name()]);
         let cpu_of_gpu = one_of(&[6000, 8000, 12_000, 16_000], &mut dice);
         let rules = MixRules {
             cpu_of_gpu,
-            most_gpus: GPUS,
             cpu_percent: (30, 90),
         };
         let nodes = self.nodes(rules, &mut dice);
         let phases = self.phases(rules, &mut dice);
-        let capacity: i64 = nodes
-            .iter()
-            .map(|node| i64::try_from(node.gpus).unwrap_or(0) * WHOLE)
-            .sum();
+        let n_gpus: usize = nodes.iter().map(|node| node.gpus).sum();
+        let capacity = i64::try_from(n_gpus)? * WHOLE;
         let daemons = if matches!(self, Self::DaemonSets | Self::DaemonSetsThenNodes) {
             dice.random_range(6..=14)
         } else {
@@ -162,7 +150,6 @@ impl Family {
         Ok(MadeCluster { world, measure })
     }
 
-    /// The nodes of a made cluster.
     fn nodes(self, rules: MixRules, dice: &mut StdRng) -> Vec<NodeRow> {
         let n = match self {
             Self::Mixed1 => 1,
@@ -172,26 +159,24 @@ impl Family {
             Self::Mixed1213 => 1213,
             _ => 40,
         };
-        let mut node = |at: usize| {
-            let (gpus, cpu_of_gpu) = match self {
-                Self::Unequal => (
-                    // Half of all GPUs or more are on nodes of eight, as in real clusters.
-                    one_of(&[1, 2, 4, 8, 8], dice),
-                    rules.cpu_of_gpu * dice.random_range(50..=150) / 100,
-                ),
-                _ => (GPUS, rules.cpu_of_gpu),
-            };
-            let all = i64::try_from(gpus).unwrap_or(0);
-            let model = "made".to_owned();
-            NodeRow {
-                name: format!("n{at:04}"),
-                cpu_milli: cpu_of_gpu * all,
-                memory_mib: (64 << 10) * all,
-                gpus,
-                model,
+        let mut nodes = Vec::new();
+        for at in 0..n {
+            let (mut gpus, mut cpu_of_gpu) = (GPUS, rules.cpu_of_gpu);
+            if self == Self::Unequal {
+                // Half of all GPUs or more are on nodes of eight, as in real clusters.
+                gpus = one_of(&[1, 2, 4, 8, 8], dice);
+                cpu_of_gpu = rules.cpu_of_gpu * dice.random_range(50..=150) / 100;
             }
-        };
-        (0..n).map(&mut node).collect()
+            let n_gpus = i64::try_from(gpus).unwrap_or(0);
+            nodes.push(NodeRow {
+                name: format!("n{at:04}"),
+                cpu_milli: cpu_of_gpu * n_gpus,
+                memory_mib: (64 << 10) * n_gpus,
+                gpus,
+                model: "made".to_owned(),
+            });
+        }
+        nodes
     }
 
     /// The phases of load that the family puts on its cluster one after the other.
@@ -267,13 +252,9 @@ impl Family {
             Self::DayAndNight => {
                 let (day, night) = (Mix::of_shares(rules, dice), Mix::of_whole(rules, dice));
                 let load = dice.random_range(80..=110);
-                (0..3)
-                    .flat_map(|_| {
-                        [
-                            LoadPhase::turning(day.clone(), load, 1),
-                            LoadPhase::turning(night.clone(), load, 1),
-                        ]
-                    })
+                let mixes = [&day, &night].into_iter().cycle().take(6);
+                mixes
+                    .map(|mix| LoadPhase::turning(mix.clone(), load, 1))
                     .collect()
             }
         }
@@ -286,10 +267,8 @@ fn one_of<T: Copy + Default>(values: &[T], dice: &mut StdRng) -> T {
 
 /// A mix of two others whose demands are in the proportion of these amounts.
 fn blend(one: &Mix, amount: i64, other: Mix, other_amount: i64) -> Mix {
-    let (n_pods, n_others) = (
-        real(amount) / real(one.mean()),
-        real(other_amount) / real(other.mean()),
-    );
+    let n_pods = real(amount) / real(one.mean());
+    let n_others = real(other_amount) / real(other.mean());
     let percent = u32::try_from(floor(100.0 * n_others / (n_pods + n_others)).clamp(1, 99)).unwrap_or(50);
     one.clone().with(other, percent)
 }
@@ -317,6 +296,9 @@ fn pods(phases: &[LoadPhase], capacity: i64, dice: &mut StdRng) -> Vec<TracePod>
             if now > until {
                 break;
             }
+            let end = phase
+                .stays
+                .map(|_| floor(now + exponential(real(STAY), dice)) + 1);
             rows.push(TracePod {
                 name: format!("p{:06}", rows.len()),
                 cpu_milli: size.cpu_milli,
@@ -326,16 +308,13 @@ fn pods(phases: &[LoadPhase], capacity: i64, dice: &mut StdRng) -> Vec<TracePod>
                 models: String::new(),
                 wants_vendor_resource: size.wants_vendor_resource,
                 created: Some(floor(now)),
-                deleted: phase
-                    .stays
-                    .map(|_| floor(now + exponential(real(STAY), dice)) + 1),
+                deleted: end,
             });
         }
     }
     rows
 }
 
-/// A random time with this mean, exponentially distributed.
 fn exponential(mean: f64, dice: &mut StdRng) -> f64 {
     -mean * (1.0 - dice.random_range(0.0..1.0_f64)).ln()
 }

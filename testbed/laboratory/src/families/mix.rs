@@ -10,41 +10,33 @@ use crate::replay::trace::{PERCENT, WHOLE};
 const SHARES: [i64; 14] = [50, 80, 100, 120, 150, 200, 250, 300, 330, 400, 500, 600, 750, 800];
 /// The numbers of whole GPUs of one pod, and the relative frequency of each.
 const WHOLES: [(usize, u32); 4] = [(1, 60), (2, 20), (4, 12), (8, 8)];
+/// The number of GPUs of the largest nodes.
+pub const GPUS: usize = 8;
 /// Host memory that a node has for each of its GPUs, in MiB.
 const HOST_MIB_PER_GPU: i64 = 64 << 10;
 
-/// The request of one pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PodSize {
-    /// The number of GPUs.
     pub gpus: usize,
-    /// Thousandths of each of these GPUs.
     pub milli: i64,
-    /// Thousandths of a CPU.
     pub cpu_milli: i64,
-    /// Host memory in MiB.
     pub memory_mib: i64,
     /// True if it asks for its whole GPUs by a vendor's resource, such as `nvidia.com/gpu`.
     pub wants_vendor_resource: bool,
 }
 
-/// Sizes of pods, each with its relative frequency.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Mix(Vec<(PodSize, u32)>);
 
-/// The distributions that a mix is drawn from.
 #[derive(Clone, Copy, Debug)]
 pub struct MixRules {
     /// Thousandths of a CPU that a node has for each of its GPUs.
     pub cpu_of_gpu: i64,
-    /// The most GPUs that a node has.
-    pub most_gpus: usize,
     /// The part of its GPU's CPUs that a pod asks for, in percent: the least and the most.
     pub cpu_percent: (i64, i64),
 }
 
 impl PodSize {
-    /// The thousandths of a GPU that the pod asks for, over all its GPUs.
     pub fn demand(&self) -> i64 {
         i64::try_from(self.gpus).unwrap_or(0) * self.milli
     }
@@ -73,72 +65,60 @@ impl Mix {
 
     /// A mix of three to five sizes of shares.
     pub fn of_shares(rules: MixRules, dice: &mut StdRng) -> Self {
-        let n = dice.random_range(3..=5);
-        let share = |_| {
+        let mut sizes = Vec::new();
+        for _ in 0..dice.random_range(3..=5) {
             let milli = SHARES.choose(dice).copied().unwrap_or(WHOLE);
-            (PodSize::of(1, milli, rules, dice), dice.random_range(1..=4))
-        };
-        Self((0..n).map(share).collect())
+            sizes.push((PodSize::of(1, milli, rules, dice), dice.random_range(1..=4)));
+        }
+        Self(sizes)
     }
 
-    /// A mix of pods with one to eight whole GPUs.
     pub fn of_whole(rules: MixRules, dice: &mut StdRng) -> Self {
-        let fitting = WHOLES.iter().filter(|(n, _)| *n <= rules.most_gpus);
         Self(
-            fitting
+            WHOLES
                 .map(|(n, weight)| {
-                    (
-                        PodSize::of(*n, WHOLE, rules, dice),
-                        weight * dice.random_range(50..=200) / 100,
-                    )
+                    let size = PodSize::of(n, WHOLE, rules, dice);
+                    (size, weight * dice.random_range(50..=200) / 100)
                 })
-                .collect(),
+                .into(),
         )
     }
 
     /// A mix of pods with as many GPUs as the largest node has.
     pub fn of_nodes(rules: MixRules, dice: &mut StdRng) -> Self {
-        Self(vec![(PodSize::of(rules.most_gpus, WHOLE, rules, dice), 1)])
+        Self(vec![(PodSize::of(GPUS, WHOLE, rules, dice), 1)])
     }
 
     /// A mix of all parts of one GPU from 5 to 100 %, equally frequent.
     pub fn of_any(rules: MixRules, dice: &mut StdRng) -> Self {
-        Self(
-            (5..=100)
-                .map(|percent| (PodSize::of(1, percent * PERCENT, rules, dice), 1))
-                .collect(),
-        )
+        let sizes = (5..=100).map(|percent| (PodSize::of(1, percent * PERCENT, rules, dice), 1));
+        Self(sizes.collect())
     }
 
-    /// A mix of pods that ask for no GPU.
     pub fn of_plain(rules: MixRules, dice: &mut StdRng) -> Self {
-        let plain = |_| {
-            let cpu_milli = rules.cpu_of_gpu * dice.random_range(5..=50) / 100;
-            (
-                PodSize {
-                    gpus: 0,
-                    milli: 0,
-                    cpu_milli,
-                    memory_mib: HOST_MIB_PER_GPU / 8,
-                    wants_vendor_resource: false,
-                },
-                1,
-            )
-        };
-        Self((0..3).map(plain).collect())
+        let sizes = [(); 3].map(|()| PodSize {
+            gpus: 0,
+            milli: 0,
+            cpu_milli: rules.cpu_of_gpu * dice.random_range(5..=50) / 100,
+            memory_mib: HOST_MIB_PER_GPU / 8,
+            wants_vendor_resource: false,
+        });
+        Self(sizes.map(|size| (size, 1)).into())
     }
 
     /// This mix, in which `percent` of the pods are of another mix instead.
     #[must_use]
     pub fn with(self, other: Self, percent: u32) -> Self {
         let (own_weight, other_weight) = (self.total_weight(), other.total_weight());
-        let scaled = |mix: Self, by: u32| mix.0.into_iter().map(move |(size, weight)| (size, weight * by));
-        Self(
-            // The weights of the two mixes have different sums, so each mix is scaled by the other's sum.
-            scaled(self, other_weight * (100 - percent))
-                .chain(scaled(other, own_weight * percent))
-                .collect(),
-        )
+        let mut sizes = Vec::new();
+        // The weights of the two mixes have different sums, so each mix is scaled by the other's sum.
+        for (mix, by) in [
+            (self, other_weight * (100 - percent)),
+            (other, own_weight * percent),
+        ] {
+            sizes.extend(mix.0.into_iter().map(|(size, weight)| (size, weight * by)));
+        }
+        Self(sizes)
     }
 
     /// The same mix, in which pods of whole GPUs ask for the vendor's resource.
@@ -153,25 +133,24 @@ impl Mix {
     /// A random size, in proportion to the weights; `None` if the mix has no sizes.
     pub fn draw(&self, dice: &mut StdRng) -> Option<PodSize> {
         let mut left = dice.random_range(0..self.total_weight().max(1));
-        let found = self.0.iter().find(|(_, weight)| {
-            let is_drawn = left < *weight;
-            left = left.saturating_sub(*weight);
-            is_drawn
-        });
-        found.map(|(size, _)| *size)
+        for (size, weight) in &self.0 {
+            if left < *weight {
+                return Some(*size);
+            }
+            left -= weight;
+        }
+        None
     }
 
     /// GPU thousandths of a pod on average; at least one, since callers divide by it.
     pub fn mean(&self) -> i64 {
-        let sum: i64 = self
+        let demands = self
             .0
             .iter()
-            .map(|(size, weight)| size.demand() * i64::from(*weight))
-            .sum();
-        (sum / i64::from(self.total_weight().max(1))).max(1)
+            .map(|(size, weight)| size.demand() * i64::from(*weight));
+        (demands.sum::<i64>() / i64::from(self.total_weight().max(1))).max(1)
     }
 
-    /// The sum of the weights of all sizes.
     fn total_weight(&self) -> u32 {
         self.0.iter().map(|(_, weight)| weight).sum()
     }

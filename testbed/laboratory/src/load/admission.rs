@@ -9,7 +9,6 @@ use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 
 use parking_lot::Mutex;
-use proto::resource::GPU_MEM;
 use serde::Serialize;
 
 use kit::cluster::{ClusterSpec, LocalCluster, NodeSetup};
@@ -27,7 +26,6 @@ use crate::replay::portion::float;
 
 /// The percentiles that results show: median, 99th, and the longest.
 const ADMISSION_PERCENTS: [usize; 3] = [50, 99, 100];
-/// Memory of each GPU, in GiB.
 const GIB_OF_GPU: u64 = 80;
 /// The time after the last start that does not count as rest.
 const SETTLE: Duration = Duration::from_secs(10);
@@ -40,64 +38,51 @@ pub enum InjectionMode {
     Envvar,
 }
 
-/// `laboratory load admission`.
 #[derive(Clone, Debug, Args)]
 pub struct AdmissionArgs {
     /// Pods of one round, each of one memory unit.
     #[arg(long, default_value_t = 400, value_parser = clap::value_parser!(u32).range(1..=640))]
-    pub pods: u32,
+    pods: u32,
     /// The number of times that the node is filled and emptied.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
-    pub rounds: u32,
+    rounds: u32,
     /// GPUs of the node.
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u8).range(8..=16))]
-    pub gpus: u8,
+    gpus: u8,
     /// The plugin's mode.
     #[arg(long, value_enum, default_value = "cdi")]
-    pub mode: InjectionMode,
-    /// True if an init container alone asks for devices, which kubelet's pod-resources list leaves out.
-    #[arg(long)]
-    pub init_only: bool,
+    mode: InjectionMode,
     /// Seconds for which the full node is left alone at the end, to see what the plugin takes at rest.
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=3600))]
-    pub rest: u32,
+    rest: u32,
 }
 
-/// The measurements.
+/// The measurements; times have the median, the 99th percentile and the longest.
 #[derive(Clone, Debug, Serialize)]
-pub struct Admitted {
-    /// The plugin's mode.
-    pub mode: InjectionMode,
-    /// Pods in all.
-    pub pods: usize,
-    /// Pods that pass admission in a second.
-    pub per_second: f64,
-    /// One Allocate as kubelet sees it, in milliseconds: median, 99th percentile, longest.
-    pub allocate_ms: [f64; 3],
-    /// The plugin's part of a start, in milliseconds: median, 99th percentile, longest.
-    pub start_ms: [f64; 3],
+struct Admitted {
+    mode: InjectionMode,
+    pods: usize,
+    per_second: f64,
+    allocate_ms: [f64; 3],
+    /// The plugin's part of a start.
+    start_ms: [f64; 3],
     /// Starts that were refused for now.
-    pub refused: usize,
+    refused: usize,
     /// Starts for each time that kubelet was asked to list.
-    pub starts_per_list: f64,
-    /// The plugin's highest resident memory, in MiB.
-    pub peak_mib: f64,
-    /// The plugin while the full node is left alone.
-    pub rest: Option<Rest>,
-    /// A sentence for each container that sees other devices than recorded, and for each pod that kubelet
-    /// refused.
-    pub wrong: Vec<String>,
+    starts_per_list: f64,
+    peak_mib: f64,
+    rest: Option<Rest>,
+    /// A sentence for each container that sees other devices than recorded, and for each pod that kubelet refused.
+    wrong: Vec<String>,
 }
 
 /// The plugin of a full node on which nothing changes.
 #[derive(Clone, Copy, Debug, Serialize)]
-pub struct Rest {
-    /// Its resident memory, in MiB.
-    pub resident_mib: f64,
+struct Rest {
+    resident_mib: f64,
     /// The number of times in a second that one of its threads wakes up.
-    pub wake_ups_per_second: f64,
-    /// Lists of devices that it sends to kubelet.
-    pub device_lists: usize,
+    wake_ups_per_second: f64,
+    device_lists: usize,
 }
 
 /// Measures and prints the results; true if every pod ran with the devices of its record.
@@ -131,7 +116,7 @@ pub(super) async fn run(console: &Console, args: &AdmissionArgs) -> Result<bool>
 type Starts = Arc<Mutex<Vec<(Duration, usize)>>>;
 
 /// Starts the testbed, fills and empties the node round after round, and returns the measurements.
-pub async fn admission(console: &Console, args: &AdmissionArgs) -> Result<Admitted> {
+async fn admission(console: &Console, args: &AdmissionArgs) -> Result<Admitted> {
     console.step("starting the testbed");
     let starts = Starts::default();
     let entered = Arc::clone(&starts);
@@ -149,8 +134,7 @@ pub async fn admission(console: &Console, args: &AdmissionArgs) -> Result<Admitt
         ..NodeSetup::new("n1", &vec![GIB_OF_GPU * 1024; usize::from(args.gpus)])
     };
     let mut cluster = LocalCluster::start(ClusterSpec {
-        // A start that is refused for now would otherwise wait out kubelet's back-off, which is longer than all
-        // the rest.
+        // A start that is refused for now would otherwise wait out kubelet's back-off, which is longer than all the rest.
         max_backoff: Some(Duration::from_millis(500)),
         ..ClusterSpec::of(vec![node])
     })
@@ -165,38 +149,37 @@ pub async fn admission(console: &Console, args: &AdmissionArgs) -> Result<Admitt
             delete_all(&cluster, &names(args, round)).await?;
         }
     }
-    let rest = match args.rest {
-        0 => None,
-        seconds => {
-            console.step(&format!("leaving the node alone for {seconds} s"));
-            Some(leave_alone(&mut cluster, Duration::from_secs(seconds.into())).await?)
-        }
-    };
+    let mut rest = None;
+    if args.rest > 0 {
+        console.step(&format!("leaving the node alone for {} s", args.rest));
+        rest = Some(leave_alone(&mut cluster, Duration::from_secs(args.rest.into())).await?);
+    }
     let node = cluster.node("n1")?;
     let plugin = node.plugin().and_then(Daemon::pid).context("no plugin runs")?;
     let peak = ProcessUsage::of(plugin)?.peak;
     let kubelet = node.kubelet();
-    let starts = starts.lock().clone();
+    let (mut spent, mut refused) = (Vec::new(), 0);
+    for (took, n_refusals) in starts.lock().iter() {
+        spent.push(*took);
+        refused += n_refusals;
+    }
+    let starts_per_list = float(spent.len()) / float(kubelet.counts().lists.max(1));
     let admitted = Admitted {
         mode: args.mode,
         pods: usize::try_from(args.pods * args.rounds)?,
         per_second: per_second.iter().sum::<f64>() / f64::from(args.rounds),
         allocate_ms: quantiles(kubelet.counts().allocate_took, ADMISSION_PERCENTS),
-        start_ms: quantiles(
-            starts.iter().map(|(spent, _)| *spent).collect(),
-            ADMISSION_PERCENTS,
-        ),
-        refused: starts.iter().map(|(_, refused)| refused).sum(),
+        start_ms: quantiles(spent, ADMISSION_PERCENTS),
+        refused,
         peak_mib: mib(peak),
         rest,
-        starts_per_list: float(starts.len()) / float(kubelet.counts().lists.max(1)),
+        starts_per_list,
         wrong,
     };
     cluster.stop().await?;
     Ok(admitted)
 }
 
-/// The plugin while nothing happens on its node.
 async fn leave_alone(cluster: &mut LocalCluster, duration: Duration) -> Result<Rest> {
     let node = cluster.node("n1")?;
     let plugin = node.plugin().and_then(Daemon::pid).context("no plugin runs")?;
@@ -212,7 +195,6 @@ async fn leave_alone(cluster: &mut LocalCluster, duration: Duration) -> Result<R
     })
 }
 
-/// The names of the pods of a round.
 fn names(args: &AdmissionArgs, round: u32) -> Vec<String> {
     (0..args.pods)
         .map(|number| format!("r{round}-p{number}"))
@@ -223,19 +205,11 @@ fn names(args: &AdmissionArgs, round: u32) -> Vec<String> {
 async fn fill(cluster: &mut LocalCluster, args: &AdmissionArgs, round: u32) -> Result<f64> {
     let n_before = cluster.node("n1")?.kubelet().counts().admissions.len();
     let names = names(args, round);
-    let unit = [(GPU_MEM, "1")];
-    let spec = |name: &String| {
-        if args.init_only {
-            PodBuilder::new(name, &[]).init("init", &unit)
-        } else {
-            PodBuilder::new(name, &unit)
-        }
-    };
+    let spec = |name: &String| PodBuilder::units(name, 1);
     start_together(cluster, "n1", &names, spec, u64::from(round)).await?;
     let kubelet = cluster.node("n1")?.kubelet();
     let admissions = kubelet.counts().admissions_since(n_before);
-    // From the first admission to the end of the last: creation, binding and the start of containers are not
-    // counted.
+    // From the first admission to the end of the last: creation, binding and the start of containers are not counted.
     let began = admissions.first().context("no pod was admitted")?.began;
     let ended = admissions.iter().map(|one| one.began + one.took).max();
     let took = ended.context("no pod was admitted")? - began;
@@ -255,40 +229,32 @@ fn problems(cluster: &mut LocalCluster) -> Result<Vec<String>> {
 
 #[cfg(test)]
 mod tests {
+    use rstest::rstest;
+
     use super::*;
 
-    async fn admitted(mode: InjectionMode, init_only: bool) -> Admitted {
+    #[rstest]
+    #[case(InjectionMode::Cdi)]
+    #[case(InjectionMode::Envvar)]
+    #[tokio::test(flavor = "multi_thread")]
+    async fn every_start_is_confirmed_by_kubelet(#[case] mode: InjectionMode) {
         let args = AdmissionArgs {
             pods: 24,
             rounds: 2,
             mode,
-            init_only,
             gpus: 8,
             rest: 0,
         };
-        admission(&Console::new(true), &args).await.unwrap()
-    }
-
-    #[tokio::test(flavor = "multi_thread")]
-    async fn every_start_is_confirmed_by_kubelet() {
-        let admitted = admitted(InjectionMode::Cdi, false).await;
-        assert_eq!(
-            (admitted.wrong.as_slice(), admitted.refused, admitted.pods),
-            (&[][..], 0, 48)
+        let admitted = admission(&Console::new(true), &args).await.unwrap();
+        assert_eq!((admitted.wrong.as_slice(), admitted.pods), (&[][..], 48));
+        assert!(
+            mode == InjectionMode::Envvar || admitted.refused == 0,
+            "{admitted:?}"
         );
         assert!(admitted.peak_mib > 1.0, "{admitted:?}");
         assert!(
             admitted.per_second > 0.0 && admitted.starts_per_list > 0.0,
             "{admitted:?}"
         );
-    }
-
-    /// Such pods are not in the list of pod-resources: kubelet's checkpoint names the holders of their devices.
-    #[tokio::test(flavor = "multi_thread")]
-    async fn pods_with_devices_in_init_containers_only_are_measured() {
-        for mode in [InjectionMode::Cdi, InjectionMode::Envvar] {
-            let admitted = admitted(mode, true).await;
-            assert_eq!(admitted.wrong, Vec::<String>::new(), "{admitted:?}");
-        }
     }
 }

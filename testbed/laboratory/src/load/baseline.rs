@@ -64,7 +64,6 @@ impl Baseline {
     }
 }
 
-/// Reads the request and gives the constant answer.
 async fn answer(body: Bytes) -> Answer {
     // The whole body is read and copied, as any extender must.
     black_box(body);
@@ -77,7 +76,6 @@ async fn parse_and_answer(body: Bytes) -> Result<Answer, StatusCode> {
     Ok(answer(body).await)
 }
 
-/// Parses the request, looks each name up, and gives the constant answer.
 async fn look_up_and_answer(body: Bytes, nodes: Arc<FxHashMap<Box<str>, u32>>) -> Result<Answer, StatusCode> {
     let args = parsed(&body)?;
     let names = args.node_names.unwrap_or_default();

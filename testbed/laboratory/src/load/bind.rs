@@ -1,16 +1,17 @@
 //! `laboratory load bind`: pods per second that the scheduler binds, over time, and their cost, beside the bindings that
 //! the testbed's API server takes without any other load.
 
-use std::future::Future;
+use std::fmt::Display;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use futures::stream::{self, StreamExt, TryStreamExt};
+use proto::extender::ExtenderBindingArgs;
 use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::json;
 
-use super::{CONCURRENCY, PERCENTS, Rig, empty_api_server, fleet, quantiles, until_it_binds};
+use super::{Binder, CONCURRENCY, PERCENTS, Rig, empty_api_server, fleet, quantiles};
 use crate::replay::portion::float;
 use kit::console::Console;
 use kit::http_client::HttpClient;
@@ -18,7 +19,6 @@ use kit::http_client::HttpClient;
 /// Clock ticks per second in `/proc/PID/stat` (`USER_HZ`): 100 on all common platforms.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// `laboratory load bind`.
 #[derive(Clone, Debug, Args)]
 pub struct BindArgs {
     /// Nodes of eight GPUs.
@@ -29,30 +29,24 @@ pub struct BindArgs {
     pods: u32,
 }
 
-/// The measurements.
 #[derive(Clone, Debug, Serialize)]
 struct BindMeasurement {
     nodes: u32,
     pods: u32,
-    /// From the start of the process to `/readyz`.
     ready_seconds: f64,
-    /// The scheduler's resident memory in MiB once it knew all pods, and at the end.
+    /// Of the scheduler once it knew all pods, and at the end.
     rss_mib: [f64; 2],
     /// Latency in milliseconds: median, 90th and 99th percentile, longest.
     millis: [f64; 4],
-    /// Binds per second.
     per_second: f64,
-    /// Binds in each whole second.
     each_second: Vec<u32>,
-    /// Processor time for each bind in microseconds: of the scheduler, and of the testbed (API server and
-    /// client).
+    /// Processor time for each bind: of the scheduler, and of the testbed (API server and client).
     cpu_micros: [f64; 2],
     /// Bindings per second that the API server accepts from a client that posts them itself, without any watch:
     /// no scheduler can be faster.
     floor_per_second: f64,
 }
 
-/// Measures the binds and prints a table.
 pub(super) async fn run(console: &Console, args: &BindArgs) -> Result<bool> {
     let bound = bind(console, args).await?;
     let heads = "NODES,PODS,READY s,RSS MiB,P50 ms,P90 ms,P99 ms,MAX ms,BINDS/s,SLOWEST/s,CPU us/bind,TESTBED us/bind,FLOOR/s";
@@ -61,9 +55,8 @@ pub(super) async fn run(console: &Console, args: &BindArgs) -> Result<bool> {
 }
 
 impl BindMeasurement {
-    /// The cells of the table's row.
     fn row(&self) -> [String; 13] {
-        let slowest = self.each_second.iter().min();
+        let slowest = self.each_second.iter().min().map(u32::to_string);
         let [p50, p90, p99, longest] = self.millis.map(|millis| format!("{millis:.2}"));
         let [scheduler, testbed] = self.cpu_micros.map(|micros| format!("{micros:.0}"));
         [
@@ -76,7 +69,7 @@ impl BindMeasurement {
             p99,
             longest,
             format!("{:.0}", self.per_second),
-            slowest.map_or_else(|| "-".to_owned(), u32::to_string),
+            slowest.unwrap_or("-".to_owned()),
             scheduler,
             testbed,
             format!("{:.0}", self.floor_per_second),
@@ -87,34 +80,21 @@ impl BindMeasurement {
 /// Measures the bindings without a scheduler, then starts one and sends it all binds.
 async fn bind(console: &Console, args: &BindArgs) -> Result<BindMeasurement> {
     console.step(&format!("{} bindings without a scheduler", args.pods));
-    let floor = floor(args).await?;
+    let floor_per_second = floor(args).await?;
     console.step(&format!("making {} nodes and {} pods", args.nodes, args.pods));
     let (api, dir) = empty_api_server().await?;
     fleet::fill(api.objects(), args.nodes, 0, 0)?;
     let pending = fleet::pending(api.objects(), args.nodes, args.pods)?;
     console.step("starting the scheduler");
     let rig = Rig::with_scheduler(api, dir, &[]).await?;
-    let client = HttpClient::new();
-    let url = format!("{}/gpushare-scheduler/bind", rig.url);
-    until_it_binds(&client, &url).await?;
+    let binder = Binder::until_ready(&rig.url).await?;
     let rss = rig.rss()?;
+    let scheduler = rig.pid()?;
     // Processor time is read after the start of the scheduler, which must not count as a cost of the binds.
-    let cpu = [rig.cpu_seconds()?, own_cpu_seconds()?];
+    let before = [cpu_seconds(&scheduler)?, cpu_seconds(&"self")?];
     console.step(&format!("{} bindings, {CONCURRENCY} at a time", args.pods));
-    let requests = pending.into_iter().map(|bind| {
-        let (client, url) = (client.clone(), url.clone());
-        async move {
-            let (status, answer) = client.post(&url, bind.to_string()).await?;
-            let answer: Value =
-                serde_json::from_slice(&answer).with_context(|| format!("bind answers {status}"))?;
-            let error = answer.get("Error").and_then(Value::as_str).unwrap_or_default();
-            // An extender reports failure with the status 200 and a text.
-            ensure!(error.is_empty(), "bind answers {error}");
-            Ok(())
-        }
-    });
-    let done = Done::of(requests).await?;
-    let spent = [rig.cpu_seconds()? - cpu[0], own_cpu_seconds()? - cpu[1]];
+    let done = Done::of(pending.iter().map(|bind| binder.bind(bind))).await?;
+    let after = [cpu_seconds(&scheduler)?, cpu_seconds(&"self")?];
     let bound = BindMeasurement {
         nodes: args.nodes,
         pods: args.pods,
@@ -123,8 +103,8 @@ async fn bind(console: &Console, args: &BindArgs) -> Result<BindMeasurement> {
         per_second: done.per_second(),
         each_second: done.each_second(),
         millis: quantiles(done.latencies, PERCENTS),
-        cpu_micros: spent.map(|seconds| seconds * 1e6 / f64::from(args.pods)),
-        floor_per_second: floor,
+        cpu_micros: [after[0] - before[0], after[1] - before[1]].map(|cpu| cpu * 1e6 / f64::from(args.pods)),
+        floor_per_second,
     };
     rig.stop().await;
     Ok(bound)
@@ -136,41 +116,26 @@ async fn floor(args: &BindArgs) -> Result<f64> {
     fleet::fill(api.objects(), args.nodes, 0, 0)?;
     let client = HttpClient::new();
     let pods = format!("{}/api/v1/namespaces/{}/pods", api.url(), fleet::NAMESPACE);
-    let requests = fleet::pending(api.objects(), args.nodes, args.pods)?
-        .into_iter()
-        .map(|bind| {
-            let (client, pods) = (client.clone(), pods.clone());
-            async move {
-                let name = bind
-                    .get("PodName")
-                    .and_then(Value::as_str)
-                    .context("a bind request names no pod")?;
-                let (status, answer) = client
-                    .post(&format!("{pods}/{name}/binding"), binding(&bind).to_string())
-                    .await?;
-                ensure!(
-                    status.is_success(),
-                    "the API server answers {status}: {}",
-                    String::from_utf8_lossy(&answer)
-                );
-                Ok(())
-            }
-        });
-    let done = Done::of(requests).await?;
+    let pending = fleet::pending(api.objects(), args.nodes, args.pods)?;
+    let done = Done::of(pending.iter().map(|bind| post_binding(&client, &pods, bind))).await?;
     api.shutdown().await;
     Ok(done.per_second())
 }
 
-/// The Binding that the scheduler would write for a request.
-fn binding(bind: &Value) -> Value {
-    let field = |name: &str| bind.get(name).and_then(Value::as_str).unwrap_or_default();
+/// Writes the Binding that the scheduler would write for a request.
+async fn post_binding(client: &HttpClient, pods: &str, bind: &ExtenderBindingArgs) -> Result<()> {
     // Every pod gets GPU 0, as the API server does not count amounts.
-    let annotations = fleet::record(field("Node"), 0, 1, 0);
-    json!({
+    let annotations = fleet::record(&bind.node, 0, 1, 0);
+    let binding = json!({
         "apiVersion": "v1", "kind": "Binding",
-        "metadata": {"name": field("PodName"), "namespace": field("PodNamespace"), "uid": field("PodUID"), "annotations": annotations},
-        "target": {"apiVersion": "v1", "kind": "Node", "name": field("Node")},
-    })
+        "metadata": {"name": bind.pod_name, "namespace": bind.pod_namespace, "uid": bind.pod_uid, "annotations": annotations},
+        "target": {"apiVersion": "v1", "kind": "Node", "name": bind.node},
+    });
+    let url = format!("{pods}/{}/binding", bind.pod_name);
+    let (status, answer) = client.post(&url, binding.to_string()).await?;
+    let answer = String::from_utf8_lossy(&answer);
+    ensure!(status.is_success(), "the API server answers {status}: {answer}");
+    Ok(())
 }
 
 /// The times of requests, all of them answered.
@@ -191,10 +156,8 @@ impl Done {
             request.await?;
             anyhow::Ok((asked.elapsed(), began.elapsed()))
         });
-        let (latencies, at) = stream::iter(timed)
-            .buffer_unordered(CONCURRENCY)
-            .try_collect()
-            .await?;
+        let answers = stream::iter(timed).buffer_unordered(CONCURRENCY);
+        let (latencies, at) = answers.try_collect().await?;
         Ok(Self {
             latencies,
             at,
@@ -202,45 +165,37 @@ impl Done {
         })
     }
 
-    /// Answers per second.
     fn per_second(&self) -> f64 {
         float(self.at.len()) / self.took.as_secs_f64()
     }
 
-    /// The number of answers in each full second.
+    /// The number of answers in each full second: the last one, which is none, would look slow.
     fn each_second(&self) -> Vec<u32> {
-        // The last second is not a whole one, and would look slow.
-        let count = |second: u64| self.at.iter().filter(|at| at.as_secs() == second).count();
-        (0..self.took.as_secs())
-            .map(|second| u32::try_from(count(second)).unwrap_or(u32::MAX))
-            .collect()
+        let mut counts = vec![0; usize::try_from(self.took.as_secs()).unwrap_or(0)];
+        for at in &self.at {
+            let second = usize::try_from(at.as_secs()).ok();
+            if let Some(count) = second.and_then(|second| counts.get_mut(second)) {
+                *count += 1;
+            }
+        }
+        counts
     }
 }
 
-impl Rig {
-    /// Processor time that the scheduler has used.
-    fn cpu_seconds(&self) -> Result<f64> {
-        let pid = self.scheduler.pid().context("the scheduler has no process id")?;
-        cpu_seconds_of(&std::fs::read_to_string(format!("/proc/{pid}/stat")).context("cannot read /proc")?)
-    }
-}
-
-/// Processor time that this process has used.
-fn own_cpu_seconds() -> Result<f64> {
-    cpu_seconds_of(&std::fs::read_to_string("/proc/self/stat").context("cannot read /proc")?)
+fn cpu_seconds(process: &impl Display) -> Result<f64> {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).context("cannot read /proc")?;
+    cpu_seconds_of(&stat)
 }
 
 /// The seconds in user and kernel mode from the line in `/proc/PID/stat`.
 fn cpu_seconds_of(stat: &str) -> Result<f64> {
     // The name of the program is in parentheses, and may contain parentheses itself.
     let (_, fields) = stat.rsplit_once(')').context("/proc shows no processor time")?;
-    let ticks = fields
-        .split_whitespace()
-        .skip(11)
-        .take(2)
-        .map(str::parse::<f64>)
-        .collect::<Result<Vec<_>, _>>()?;
-    Ok(ticks.iter().sum::<f64>() / TICKS_PER_SECOND)
+    let mut ticks = 0.0;
+    for field in fields.split_whitespace().skip(11).take(2) {
+        ticks += field.parse::<f64>()?;
+    }
+    Ok(ticks / TICKS_PER_SECOND)
 }
 
 #[cfg(test)]

@@ -8,18 +8,16 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use serde::Serialize;
+use tokio::task::block_in_place;
 
+use super::background::Background;
 use super::baseline::{Baseline, STEPS};
-use super::churn::Churn;
 use super::kept_connection::{KeptConnection, wire};
-use super::preemptors::{self, Preemptors};
-use super::requests::PreparedRequests;
+use super::requests::{PreparedRequests, ensure_placed};
 use super::throughput::Throughput;
-use super::viewers::Viewers;
-use super::{PERCENTS, Rig, empty_api_server, fleet, growth, quantiles};
+use super::{Binder, PERCENTS, Rig, churn, empty_api_server, fleet, growth, preemptors, quantiles, viewers};
 use crate::replay::portion::float;
 use kit::console::Console;
-use kit::http_client::HttpClient;
 
 /// Requests before the first that is measured.
 const WARM_UP: u32 = 50;
@@ -31,7 +29,6 @@ const N_DIFFERENT: usize = 40;
 /// binds. Pods of this load are never bound.
 pub(super) const HINT: &str = "20ms";
 
-/// `laboratory load filter`.
 #[derive(Clone, Debug, Args)]
 pub struct FilterArgs {
     /// Nodes of eight GPUs; several numbers, such as 500,5000, are measured one after the other.
@@ -70,7 +67,6 @@ pub struct FilterArgs {
     plots: Option<PathBuf>,
 }
 
-/// The measurements of one size of request.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct FilterMeasurement {
     pub(super) nodes: u32,
@@ -78,7 +74,6 @@ pub(super) struct FilterMeasurement {
     pub(super) names: u32,
     pub(super) request_bytes: usize,
     pub(super) answer_bytes: usize,
-    /// From the start of the process to `/readyz`.
     pub(super) ready_seconds: f64,
     /// Resident memory of the scheduler when it was ready, at the end, and the most in between.
     pub(super) rss_mib: [f64; 3],
@@ -90,13 +85,10 @@ pub(super) struct FilterMeasurement {
     pub(super) step_millis: [f64; 2],
     /// Latency in the daemon's own histogram, from the whole request to its answer: median and 99th percentile.
     pub(super) daemon_millis: [f64; 2],
-    /// Binds per second that went on meanwhile.
     pub(super) binds_per_second: f64,
     pub(super) failed_binds: u64,
-    /// Views of all nodes per second that went on meanwhile.
     pub(super) views_per_second: f64,
     pub(super) view_mib: f64,
-    /// Requests per second of several callers.
     pub(super) throughput: Vec<Throughput>,
 }
 
@@ -123,7 +115,6 @@ pub(super) async fn run(console: &Console, args: &FilterArgs) -> Result<bool> {
 }
 
 impl FilterMeasurement {
-    /// The cells of the table's row.
     fn row(&self) -> [String; 18] {
         let millis = |millis: f64| format!("{millis:.3}");
         let [p50, p90, p99, max] = self.millis;
@@ -161,15 +152,15 @@ impl FilterMeasurement {
     }
 }
 
-/// Measures all sizes of request on a cluster of `n_nodes` nodes.
 async fn cluster(console: &Console, args: &FilterArgs, n_nodes: u32) -> Result<Vec<FilterMeasurement>> {
     let n_pods = args.pods.min(n_nodes * fleet::MOST_PODS);
     console.step(&format!("making {n_nodes} nodes and {n_pods} pods"));
     let (api, dir) = empty_api_server().await?;
     fleet::fill(api.objects(), n_nodes, n_pods, args.pod_bytes)?;
-    let preemptors = match args.preemptors {
-        0 => Vec::new(),
-        n => preemptors::create(api.objects(), n_nodes, n)?,
+    let preemptors = if args.preemptors > 0 {
+        preemptors::create(api.objects(), n_nodes, args.preemptors)?
+    } else {
+        Vec::new()
     };
     console.step("starting the scheduler");
     let make_room = ["--make-room", &args.make_room, "--make-room-after", "1s"];
@@ -177,48 +168,45 @@ async fn cluster(console: &Console, args: &FilterArgs, n_nodes: u32) -> Result<V
     let rig = Rig::with_scheduler(api, dir, &flags).await?;
     let rss = rig.rss()?;
     let floor = Baseline::start(n_nodes).await?;
-    let binds = args.binds_per_second;
-    if binds > 0 {
-        super::until_it_binds(
-            &HttpClient::new(),
-            &format!("{}/gpushare-scheduler/bind", rig.url),
-        )
-        .await?;
+    let mut binds = None;
+    if args.binds_per_second > 0 {
+        let binder = Binder::until_ready(&rig.url).await?;
+        binds = Some(churn::start(
+            rig.api.objects(),
+            &binder,
+            n_nodes,
+            args.binds_per_second,
+        ));
     }
-    let churn = (binds > 0).then(|| Churn::start(rig.api.objects().clone(), &rig.url, n_nodes, binds));
-    let preemptors = (!preemptors.is_empty()).then(|| Preemptors::start(preemptors, &rig.url, n_nodes));
-    let viewers = (args.views > 0).then(|| Viewers::start(rig.address, args.views));
+    let preemptors = (!preemptors.is_empty()).then(|| preemptors::start(preemptors, &rig.url, n_nodes));
+    let views = (args.views > 0).then(|| viewers::start(rig.address, args.views));
     let mut sizes: Vec<u32> = args.names.iter().map(|n_names| *n_names.min(&n_nodes)).collect();
     sizes.sort_unstable();
     sizes.dedup();
     let mut measured = Vec::new();
-    let requests = PreparedRequests::new((0..n_nodes).map(fleet::node_name), args.pod_bytes)?;
     // One client for all sizes: a pod that asks again is answered with all nodes.
     let mut client = Client {
-        requests,
+        requests: PreparedRequests::new((0..n_nodes).map(fleet::node_name), args.pod_bytes)?,
         scheduler: KeptConnection::to(rig.address)?,
         floor: KeptConnection::to(floor.address)?,
         addresses: [rig.address, floor.address],
     };
-    // The scheduler computes a verdict once for each node and kind of pod; in a running cluster it has seen the
-    // kinds.
-    (client, _) = client.ask(n_nodes, WARM_UP).await?;
+    // The scheduler computes a verdict once for each node and kind of pod; in a running cluster it has seen the kinds.
+    client.ask(n_nodes, WARM_UP)?;
     for n_names in sizes {
         console.step(&format!("{} requests of {n_names} names", args.requests));
-        (client, _) = client.ask(n_names, WARM_UP).await?;
+        client.ask(n_names, WARM_UP)?;
         // The histogram counts from the start of the scheduler; the difference leaves out the warm-up.
         let before = rig.histogram("filter").await?;
-        let asked;
-        (client, asked) = client.ask(n_names, args.requests).await?;
+        let asked = client.ask(n_names, args.requests)?;
         let daemon = rig.histogram("filter").await?.since(&before);
         let [read, parse, look_up] = asked.floor;
-        let (binds_per_second, failed_binds) = churn.as_ref().map_or((0.0, 0), Churn::rate);
-        let (views_per_second, view_mib) = viewers.as_ref().map_or((0.0, 0.0), Viewers::rate);
+        let ([parse], [look_up]) = (quantiles(parse, [50]), quantiles(look_up, [50]));
+        let binds_per_second = binds.as_ref().map_or(0.0, Background::per_second);
+        let views_per_second = views.as_ref().map_or(0.0, Background::per_second);
         let mut throughput = Vec::new();
         for callers in &args.callers {
-            let of_callers;
-            (client, of_callers) = client.measure(n_names, *callers, args.requests).await?;
-            throughput.push(of_callers);
+            throughput.push(client.measure(n_names, *callers, args.requests)?);
         }
         measured.push(FilterMeasurement {
             nodes: n_nodes,
@@ -230,24 +218,22 @@ async fn cluster(console: &Console, args: &FilterArgs, n_nodes: u32) -> Result<V
             rss_mib: [rss, rig.rss()?, rig.peak_rss()?],
             millis: quantiles(asked.latencies, PERCENTS),
             floor_millis: quantiles(read, PERCENTS),
-            step_millis: [parse, look_up].map(|times| {
-                let [median] = quantiles(times, [50]);
-                median
-            }),
+            step_millis: [parse, look_up],
             daemon_millis: [daemon.millis(50.0), daemon.millis(99.0)],
             binds_per_second,
-            failed_binds,
+            failed_binds: binds.as_ref().map_or(0, Background::n_failed),
             views_per_second,
-            view_mib,
+            view_mib: views.as_ref().map_or(0.0, Background::mib_of_answer),
             throughput,
         });
     }
-    drop((churn, viewers, preemptors));
+    drop((binds, views, preemptors));
     rig.stop().await;
     Ok(measured)
 }
 
 /// The latencies of requests to the scheduler and to the baseline, and the sizes of the last request and answer.
+#[derive(Default)]
 struct FilterAnswers {
     latencies: Vec<Duration>,
     /// By step of the baseline server.
@@ -266,37 +252,26 @@ struct Client {
 }
 
 impl Client {
-    /// Measures requests of `n_names` names each; gives the client back, which a thread owns meanwhile.
-    async fn ask(mut self, n_names: u32, n_requests: u32) -> Result<(Self, FilterAnswers)> {
+    /// Measures requests of `n_names` names each.
+    fn ask(&mut self, n_names: u32, n_requests: u32) -> Result<FilterAnswers> {
         // A blocking client: an async one would add its own scheduling to every latency.
-        tokio::task::spawn_blocking(move || self.ask_blocking(n_names, n_requests).map(|asked| (self, asked)))
-            .await?
+        block_in_place(|| self.ask_blocking(n_names, n_requests))
     }
 
-    /// Has several callers ask at the same time.
-    async fn measure(mut self, n_names: u32, callers: u32, n_requests: u32) -> Result<(Self, Throughput)> {
-        tokio::task::spawn_blocking(move || {
-            let (mut wires, mut idle) = (Vec::new(), Vec::new());
-            for _ in 0..N_DIFFERENT {
-                let request = self.requests.next(n_names as usize)?;
-                idle.push(wire("/", body_of(&request)?));
-                wires.push(request);
-            }
-            let [scheduler, floor] = self.addresses;
-            let measured = Throughput::measure((scheduler, &wires), (floor, &idle), callers, n_requests)?;
-            Ok((self, measured))
-        })
-        .await?
+    fn measure(&mut self, n_names: u32, callers: u32, n_requests: u32) -> Result<Throughput> {
+        let (mut wires, mut idle) = (Vec::new(), Vec::new());
+        for _ in 0..N_DIFFERENT {
+            let request = self.requests.next(n_names as usize)?;
+            idle.push(wire("/", body_of(&request)?));
+            wires.push(request);
+        }
+        let [scheduler, floor] = self.addresses;
+        block_in_place(|| Throughput::measure((scheduler, &wires), (floor, &idle), callers, n_requests))
     }
 
     /// Calls the scheduler and the server that does nothing in turn, so that other load on the machine slows both alike.
     fn ask_blocking(&mut self, n_names: u32, n_requests: u32) -> Result<FilterAnswers> {
-        let mut asked = FilterAnswers {
-            latencies: Vec::new(),
-            floor: Default::default(),
-            request_bytes: 0,
-            answer_bytes: 0,
-        };
+        let mut asked = FilterAnswers::default();
         for _ in 0..n_requests {
             let request = self.requests.next(n_names as usize)?;
             let body = body_of(&request)?;
@@ -310,13 +285,7 @@ impl Client {
             let began = Instant::now();
             let answer = self.scheduler.ask(&request)?;
             asked.latencies.push(began.elapsed());
-            ensure!(
-                // The answer is checked by its first bytes: parsing would take longer than the scheduler needs to answer, and
-                // cool the caches between two requests.
-                answer.starts_with(br#"{"Nodes":null,"NodeNames":["node-"#),
-                "filter answers {}",
-                String::from_utf8_lossy(answer)
-            );
+            ensure_placed(answer)?;
             let n_returned = answer.windows(5).filter(|name| name == b"node-").count();
             ensure!(
                 n_returned == 1,
@@ -328,7 +297,6 @@ impl Client {
     }
 }
 
-/// The body of an HTTP request.
 fn body_of(request: &[u8]) -> Result<&[u8]> {
     let end_of_head = request.windows(4).position(|end| end == b"\r\n\r\n");
     end_of_head

@@ -4,6 +4,7 @@
 //! on a real API server.
 
 use anyhow::{Context, Result};
+use proto::extender::ExtenderBindingArgs;
 use proto::record::{
     BIND_TIMESTAMP, DEVICE_ALLOCATED, MEM_ASSIGNED, MEM_ASSUME_TIME, MEM_DEV, MEM_IDX, MEM_POD,
 };
@@ -46,24 +47,24 @@ pub(super) fn crd() -> Result<Value> {
     serde_yaml_ng::from_str(crd).context("the CustomResourceDefinition is malformed")
 }
 
-/// Creates pods without a node, and returns the bind request for each.
-pub(super) fn pending(objects: &ApiObjects, n_nodes: u32, n_pods: u32) -> Result<Vec<Value>> {
+pub(super) fn pending(objects: &ApiObjects, n_nodes: u32, n_pods: u32) -> Result<Vec<ExtenderBindingArgs>> {
     (0..n_pods)
         .map(|idx| pending_pod(objects, &format!("pod-{idx:05}"), idx % n_nodes))
         .collect()
 }
 
 /// Creates a pod without a node, and returns the request to bind it to a node.
-pub(super) fn pending_pod(objects: &ApiObjects, name: &str, node_idx: u32) -> Result<Value> {
+pub(super) fn pending_pod(objects: &ApiObjects, name: &str, node_idx: u32) -> Result<ExtenderBindingArgs> {
     let pod = objects.create("pods", pod(name, "1"))?;
-    let uid = pod
-        .pointer("/metadata/uid")
-        .cloned()
-        .context("a pod has no UID")?;
-    Ok(json!({"PodName": name, "PodNamespace": NAMESPACE, "PodUID": uid, "Node": node_name(node_idx)}))
+    let uid = pod.pointer("/metadata/uid").and_then(Value::as_str);
+    Ok(ExtenderBindingArgs {
+        pod_name: name.to_owned(),
+        pod_namespace: NAMESPACE.to_owned(),
+        pod_uid: uid.context("a pod has no UID")?.to_owned(),
+        node: node_name(node_idx),
+    })
 }
 
-/// A Node that is ready.
 pub(super) fn node(name: &str) -> Value {
     let gib = GPUS * GIB_OF_GPU;
     let amounts = json!({
@@ -77,7 +78,6 @@ pub(super) fn node(name: &str) -> Value {
     })
 }
 
-/// The Device object of a node, as its plugin publishes it.
 pub(super) fn device(name: &str) -> Value {
     objects::device(name, GPUS, GIB_OF_GPU)
 }

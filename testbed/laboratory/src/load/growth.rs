@@ -20,41 +20,28 @@ pub(super) fn plots(measured: &[FilterMeasurement]) -> Result<Vec<(String, Strin
     let Some(largest) = measured.iter().max_by_key(|one| one.nodes) else {
         return Ok(Vec::new());
     };
-    let (mut in_largest, mut sampled, mut of_as_many_names) = (Vec::new(), Vec::new(), Vec::new());
-    let mut clusters: Vec<&FilterMeasurement> = Vec::new();
-    for one in measured {
-        if one.nodes == largest.nodes {
-            in_largest.push(one);
-        }
-        if one.names == N_SAMPLED_NAMES {
-            sampled.push(one);
-        }
-        if one.names == largest.names {
-            of_as_many_names.push(one);
-        }
-        // The last measurement of a cluster has its final memory.
-        match clusters.last_mut() {
-            Some(last) if last.nodes == one.nodes => *last = one,
-            _ => clusters.push(one),
-        }
-    }
-    let (n_names, alike) = if sampled.is_empty() {
-        (largest.names, of_as_many_names)
+    let of_largest = measured.iter().filter(|one| one.nodes == largest.nodes);
+    let of_largest: Vec<&FilterMeasurement> = of_largest.collect();
+    let is_sampled = measured.iter().any(|one| one.names == N_SAMPLED_NAMES);
+    let n_names = if is_sampled {
+        N_SAMPLED_NAMES
     } else {
-        (N_SAMPLED_NAMES, sampled)
+        largest.names
     };
+    let alike: Vec<&FilterMeasurement> = measured.iter().filter(|one| one.names == n_names).collect();
+    let clusters = measured.chunk_by(|one, other| one.nodes == other.nodes);
+    // The last measurement of a cluster has its final memory.
+    let clusters: Vec<&FilterMeasurement> = clusters.filter_map(<[_]>::last).collect();
     let (nodes, pods) = (with_commas(largest.nodes), with_commas(largest.pods));
     let mut plots = Vec::new();
-    if in_largest.len() > 1 {
+    if of_largest.len() > 1 {
         let title = format!("Filter by names in the request: {nodes} nodes, {pods} pods");
-        let svg = latencies(&title, "names in the request", &in_largest, n_names_of)?;
+        let svg = latencies(&title, "names in the request", &of_largest, n_names_of)?;
         plots.push(("latency-by-names".to_owned(), svg));
     }
     if alike.len() > 1 {
-        let title = format!(
-            "Filter by nodes of the cluster: requests of {} names",
-            with_commas(n_names)
-        );
+        let names = with_commas(n_names);
+        let title = format!("Filter by nodes of the cluster: requests of {names} names");
         let svg = latencies(&title, "nodes of the cluster", &alike, n_nodes)?;
         plots.push(("latency-by-nodes".to_owned(), svg));
     }
@@ -130,15 +117,11 @@ fn memory_and_start(clusters: &[&FilterMeasurement]) -> Result<String> {
     plot::curves(&title, ("nodes of the cluster", ""), &legend, &panels)
 }
 
-/// The vertical values of curves.
 fn heights<'a>(curves: impl IntoIterator<Item = &'a Curve>) -> impl Iterator<Item = f64> {
-    curves
-        .into_iter()
-        .flat_map(|curve| &curve.points)
-        .map(|(_, y)| *y)
+    let points = curves.into_iter().flat_map(|curve| &curve.points);
+    points.map(|(_, y)| *y)
 }
 
-/// Adds a point to each curve.
 fn push<const N: usize>(curves: &mut [Curve], x: f64, values: [f64; N]) {
     for (curve, value) in curves.iter_mut().zip(values) {
         curve.points.push((x, value));

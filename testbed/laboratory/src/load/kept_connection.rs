@@ -11,7 +11,6 @@ use anyhow::{Context, Result, bail, ensure};
 /// The longest wait for an answer.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A kept connection.
 #[derive(Debug)]
 pub(super) struct KeptConnection {
     stream: BufReader<TcpStream>,
@@ -30,7 +29,6 @@ pub(super) fn wire(path: &str, body: &[u8]) -> Vec<u8> {
 }
 
 impl KeptConnection {
-    /// Opens a connection to this address.
     pub(super) fn to(address: SocketAddr) -> Result<Self> {
         let stream = TcpStream::connect(address).with_context(|| format!("cannot connect to {address}"))?;
         stream.set_nodelay(true)?;

@@ -4,7 +4,7 @@
 //! hash map (client-go's `WatchListClient`), so it is in no order of the API server's, and stays as it is until
 //! kube-scheduler ends.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use proto::resource::{GPU_MEM, GPU_MEMORY_RATIO, GPU_SHARED};
 use rand::SeedableRng;
 use rand::rngs::StdRng;
@@ -23,7 +23,6 @@ pub(super) const SHAPES: [&Limits<'_>; 4] = [
     &[(GPU_SHARED, "2"), (GPU_MEMORY_RATIO, "100")],
 ];
 
-/// Requests about one cluster.
 #[derive(Debug)]
 pub(super) struct PreparedRequests {
     /// Each kind of pod as JSON, split where the UID goes.
@@ -70,6 +69,17 @@ impl PreparedRequests {
         self.n_asked += 1;
         Ok(wire("/gpushare-scheduler/filter", body.as_bytes()))
     }
+}
+
+/// Fails if filter names no node. The answer is checked by its first bytes: parsing would take longer than the scheduler needs to
+/// answer, and cool the caches between two requests.
+pub(super) fn ensure_placed(answer: &[u8]) -> Result<()> {
+    ensure!(
+        answer.starts_with(br#"{"Nodes":null,"NodeNames":["node-"#),
+        "filter answers {}",
+        String::from_utf8_lossy(answer)
+    );
+    Ok(())
 }
 
 /// A pod as JSON of about `bytes`: the text before its UID, and the text after it.

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use super::fleet;
 use super::requests::SHAPES;
 use bindings::BindingWatch;
-use fill::{ClusterSize, LABEL, WAITING, path};
+use fill::{LABEL, WAITING, path};
 use halt::HaltedProcess;
 use kit::cluster::client_of;
 use kit::console::Console;
@@ -31,7 +31,6 @@ mod objects;
 /// Pods that each scheduler places before the measurement begins.
 const WARM_UP: u32 = 100;
 
-/// `laboratory load schedule`.
 #[derive(Clone, Debug, Args)]
 pub struct ScheduleArgs {
     /// The kubeconfig of a control plane without nodes, with leave to do anything there. Nothing may taint
@@ -100,8 +99,8 @@ pub(super) async fn run(console: &Console, args: &ScheduleArgs) -> Result<bool> 
         return Ok(true);
     }
     let turns = schedule(console, &client, args).await?;
-    let median_of = |scheduler: &String| median(&turns, scheduler);
-    let medians: Vec<Turn> = args.schedulers.iter().filter_map(median_of).collect();
+    let medians = args.schedulers.iter().filter_map(|name| median(&turns, name));
+    let medians: Vec<Turn> = medians.collect();
     let heads = "SCHEDULER,ROUND,PODS,CREATED s,BOUND s,PODS/s,TO FIRST";
     let n_pods = args.n_pods();
     let values = json!({"nodes": args.nodes, "assigned": n_pods, "pod_bytes": args.pod_bytes, "turns": turns, "medians": medians});
@@ -114,7 +113,6 @@ pub(super) async fn run(console: &Console, args: &ScheduleArgs) -> Result<bool> 
 }
 
 impl Turn {
-    /// The cells of the table's row.
     fn row(&self) -> [String; 7] {
         [
             self.scheduler.clone(),
@@ -129,27 +127,16 @@ impl Turn {
 }
 
 impl ScheduleArgs {
-    /// The number of pods that are bound before the measurement.
     fn n_pods(&self) -> u32 {
         self.pods.min(self.nodes * fleet::MOST_PODS)
-    }
-
-    /// The process of a scheduler that is to be halted.
-    fn process(&self, scheduler: &str) -> Option<&HaltedProcess> {
-        self.halts.iter().find(|process| process.scheduler == scheduler)
     }
 }
 
 /// Fills the cluster if need be, then measures all turns.
 async fn schedule(console: &Console, client: &Client, args: &ScheduleArgs) -> Result<Vec<Turn>> {
-    let size = ClusterSize {
-        n_nodes: args.nodes,
-        n_pods: args.n_pods(),
-        pod_bytes: args.pod_bytes,
-    };
-    console.step(&format!("making {} nodes and {} pods", size.n_nodes, size.n_pods));
+    console.step(&format!("making {} nodes and {} pods", args.nodes, args.n_pods()));
     let objects = Objects::of(client);
-    fill::fill(console, &objects, size).await?;
+    fill::fill(console, &objects, args).await?;
     let mut stage = TurnContext {
         console,
         args,
@@ -191,15 +178,14 @@ impl TurnContext<'_> {
         self.console
             .step(&format!("round {round}: {n_pods} pods for {scheduler}"));
         self.bindings.forget();
-        let pods = path("pods");
-        let waiting = (0..n_pods).map(|idx| waiting_pod(scheduler, round, idx, self.args));
-        let waiting: Vec<Value> = waiting.collect::<Result<_>>()?;
-        let (objects, pods) = (&self.objects, pods.as_str());
-        let halted = self
-            .args
-            .process(scheduler)
-            .map(HaltedProcess::halt)
-            .transpose()?;
+        let mut waiting = Vec::new();
+        for idx in 0..n_pods {
+            waiting.push(waiting_pod(scheduler, round, idx, self.args)?);
+        }
+        let (objects, pods) = (&self.objects, &path("pods"));
+        let mut halts = self.args.halts.iter();
+        let process = halts.find(|process| process.scheduler == scheduler);
+        let halted = process.map(HaltedProcess::halt).transpose()?;
         // A scheduler that is not halted places pods while others are created: its time includes the creation.
         let mut began = Instant::now();
         let create = |pod| async move { objects.create(pods, &pod).await };
@@ -207,11 +193,11 @@ impl TurnContext<'_> {
         let created_seconds = began.elapsed().as_secs_f64();
         if let Some(halted) = halted {
             began = Instant::now();
-            halted.go_on()?;
+            drop(halted);
         }
         let bound = self.bindings.until_bound(n_pods as usize).await;
         bound.with_context(|| format!("pods of scheduler {scheduler}"))?;
-        let last = self.bindings.shown().last_bound();
+        let last = self.bindings.last_bound();
         let seconds = last.map_or(0.0, |last| last.saturating_duration_since(began).as_secs_f64());
         self.empty().await?;
         Ok(Turn {
@@ -225,7 +211,6 @@ impl TurnContext<'_> {
         })
     }
 
-    /// Deletes the pods that schedulers were to place.
     async fn empty(&mut self) -> Result<()> {
         let pods = path("pods");
         let names = self.objects.names(&pods, &format!("{LABEL}={WAITING}")).await?;
@@ -234,7 +219,6 @@ impl TurnContext<'_> {
     }
 }
 
-/// A pod that this scheduler has to place.
 fn waiting_pod(scheduler: &str, round: u32, idx: u32, args: &ScheduleArgs) -> Result<Value> {
     let shape = SHAPES
         .get(idx as usize % SHAPES.len())
@@ -254,8 +238,11 @@ fn waiting_pod(scheduler: &str, round: u32, idx: u32, args: &ScheduleArgs) -> Re
 
 /// Sets the ratio of each turn to the turn of the first scheduler in the same round.
 fn compare(turns: &mut [Turn], first: &str) {
-    let of_first = |turn: &&Turn| turn.scheduler == first;
-    let firsts: Vec<Turn> = turns.iter().filter(of_first).cloned().collect();
+    let firsts: Vec<Turn> = turns
+        .iter()
+        .filter(|turn| turn.scheduler == first)
+        .cloned()
+        .collect();
     for turn in turns {
         if let Some(first) = firsts.iter().find(|first| first.round == turn.round) {
             turn.ratio = turn.per_second / first.per_second;

@@ -24,13 +24,11 @@ use super::mib;
 use crate::plot::{self, Axis, Curve, CurvePanel};
 use crate::replay::portion::float;
 
-/// Time between two samples.
 const SAMPLE: Duration = Duration::from_secs(10);
 /// Pods that exist at one time; more than fit, so that some wait.
 const N_PODS: usize = 40;
 /// Time between two new pods; as many go.
 const ARRIVAL: Duration = Duration::from_millis(500);
-/// Pages that follow the changes.
 const N_PAGES: usize = 4;
 /// Time between two scrapes, and between two questions of a reader.
 const PAUSE: Duration = Duration::from_secs(5);
@@ -39,7 +37,6 @@ const WARMING: usize = 6;
 /// The most MiB that the memory may rise in an hour.
 const MOST_RISE: f64 = 1.0;
 
-/// `laboratory load soak`.
 #[derive(Clone, Debug, Args)]
 pub struct SoakArgs {
     /// Minutes of load.
@@ -50,7 +47,6 @@ pub struct SoakArgs {
     pub plot: Option<PathBuf>,
 }
 
-/// One daemon at one time.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct Sample {
     minutes: f64,
@@ -60,7 +56,6 @@ struct Sample {
     log_kib: f64,
 }
 
-/// A daemon over the time of the load.
 #[derive(Clone, Debug, Serialize)]
 struct Course {
     daemon: &'static str,
@@ -70,14 +65,10 @@ struct Course {
 /// A straight line's rise in an hour, by least squares; 0 for fewer than two points.
 fn rise_per_hour(points: &[(f64, f64)]) -> f64 {
     let n = float(points.len());
-    let (mut sum_x, mut sum_y) = (0.0, 0.0);
-    for (x, y) in points {
-        (sum_x, sum_y) = (sum_x + x, sum_y + y);
-    }
-    let (mean_x, mean_y) = (sum_x / n, sum_y / n);
+    let mean_x = points.iter().map(|(x, _)| x).sum::<f64>() / n;
     let (mut covariance, mut variance) = (0.0, 0.0);
     for (x, y) in points {
-        covariance += (x - mean_x) * (y - mean_y);
+        covariance += (x - mean_x) * y;
         variance += (x - mean_x) * (x - mean_x);
     }
     if variance > 0.0 {
@@ -88,7 +79,6 @@ fn rise_per_hour(points: &[(f64, f64)]) -> f64 {
 }
 
 impl Course {
-    /// Notes what the daemon uses now.
     fn sample(&mut self, daemon: &Daemon, since: Instant) -> Result<()> {
         let usage = ProcessUsage::of(daemon.pid().context("a daemon has ended")?)?;
         self.samples.push(Sample {
@@ -101,7 +91,6 @@ impl Course {
         Ok(())
     }
 
-    /// The samples that count.
     fn warm(&self) -> &[Sample] {
         let n_warming = self.samples.len() / WARMING;
         self.samples.get(n_warming..).unwrap_or_default()
@@ -109,12 +98,8 @@ impl Course {
 
     /// The rise of a figure in an hour, in its own unit.
     fn rise(&self, figure: fn(&Sample) -> f64) -> f64 {
-        let points: Vec<(f64, f64)> = self
-            .warm()
-            .iter()
-            .map(|sample| (sample.minutes, figure(sample)))
-            .collect();
-        rise_per_hour(&points)
+        let points = self.warm().iter().map(|sample| (sample.minutes, figure(sample)));
+        rise_per_hour(&points.collect::<Vec<_>>())
     }
 }
 
@@ -125,11 +110,7 @@ pub(super) async fn run(console: &Console, args: &SoakArgs) -> Result<bool> {
         "DAEMON;MEMORY AT FIRST, WARM, LAST MiB;RISE MiB/h;FILES WARM, LAST;THREADS WARM, LAST;LOG KiB/min";
     let (mut rows, mut is_flat) = (Vec::new(), true);
     for course in &courses {
-        let (Some(first), Some(warm), Some(last)) = (
-            course.samples.first(),
-            course.warm().first(),
-            course.samples.last(),
-        ) else {
+        let ([first, .., last], [warm, ..]) = (course.samples.as_slice(), course.warm()) else {
             continue;
         };
         let rise = course.rise(|sample| sample.memory_mib);
@@ -153,7 +134,6 @@ pub(super) async fn run(console: &Console, args: &SoakArgs) -> Result<bool> {
     Ok(is_flat)
 }
 
-/// Starts the testbed and its load, and samples both daemons.
 async fn soak(console: &Console, args: &SoakArgs) -> Result<Vec<Course>> {
     console.step("starting the testbed");
     let node = NodeSetup::new("n1", &[16384; 4]);
@@ -201,13 +181,11 @@ async fn soak(console: &Console, args: &SoakArgs) -> Result<Vec<Course>> {
     Ok(courses.into())
 }
 
-/// The scheduler, and the plugin of the only node.
 fn daemons(cluster: &LocalCluster) -> Result<[&Daemon; 2]> {
     let plugin = cluster.nodes().find_map(|node| node.plugin());
     Ok([&cluster.scheduler, plugin.context("no node has a plugin")?])
 }
 
-/// Creates a pod at each tick, and deletes the oldest beyond the number that may exist.
 async fn come_and_go(pods: NamespacePods) -> Result<()> {
     let mut existing = VecDeque::new();
     let mut ticks = interval(ARRIVAL);
@@ -233,14 +211,12 @@ async fn come_and_go(pods: NamespacePods) -> Result<()> {
     Ok(())
 }
 
-/// Follows the changes as a page does, each time until the server ends the answer.
 async fn follow(url: String) -> Result<()> {
     loop {
         HttpClient::new().get(&url).await?;
     }
 }
 
-/// Asks again and again, each time over a new connection.
 async fn ask(url: String, body: Option<String>) -> Result<()> {
     let mut ticks = interval(PAUSE);
     loop {
@@ -253,7 +229,6 @@ async fn ask(url: String, body: Option<String>) -> Result<()> {
     }
 }
 
-/// The memory of each daemon over time.
 fn plot(courses: &[Course]) -> Result<String> {
     let mut panels = Vec::new();
     for course in courses {

@@ -4,21 +4,19 @@
 //! Objects change in the testbed's API server as fast as that can write them; only the flaps come once a second. One client asks
 //! the filter all the time, at the pace of a kube-scheduler that is busy.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum};
-use parking_lot::Mutex;
 use serde::Serialize;
 use serde_json::{Value, json};
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, block_in_place};
 use tokio::time::{interval, sleep};
 
 use super::filter::HINT;
 use super::kept_connection::KeptConnection;
-use super::requests::PreparedRequests;
+use super::requests::{PreparedRequests, ensure_placed};
 use super::{Rig, empty_api_server, fleet, quantiles, times};
 use kit::apiserver::ApiObjects;
 use kit::console::Console;
@@ -27,7 +25,6 @@ use proto::closed_gpus::CLOSED_GPUS;
 
 /// Names in one request, as kube-scheduler sends for 5,000 nodes.
 const N_NAMES: usize = 500;
-/// Bytes of each Pod object.
 const POD_BYTES: usize = 4096;
 /// The pause of the client between two requests.
 const PAUSE: Duration = Duration::from_millis(4);
@@ -57,7 +54,6 @@ enum StormKind {
     Closed,
 }
 
-/// `laboratory load storm`.
 #[derive(Clone, Debug, Args)]
 pub struct StormArgs {
     /// The storm; several, such as pods,flaps, are measured one after the other, each with a new scheduler.
@@ -73,7 +69,6 @@ pub struct StormArgs {
     nodes: u32,
 }
 
-/// The measurements of one storm.
 #[derive(Clone, Debug, Serialize)]
 struct StormMeasurement {
     storm: StormKind,
@@ -81,7 +76,6 @@ struct StormMeasurement {
     before_millis: [f64; 3],
     storm_millis: [f64; 3],
     after_millis: [f64; 3],
-    /// Duration of the storm.
     storm_seconds: f64,
     /// Time from the end of the storm until filters were as fast as before.
     recovered_seconds: f64,
@@ -89,7 +83,6 @@ struct StormMeasurement {
     rss_mib: [f64; 3],
 }
 
-/// Measures each storm, and prints a table.
 pub(super) async fn run(console: &Console, args: &StormArgs) -> Result<bool> {
     let mut measured = Vec::new();
     for storm in &args.storms {
@@ -163,18 +156,15 @@ async fn measure(console: &Console, args: &StormArgs, storm: StormKind) -> Resul
 impl StormKind {
     /// Changes the objects; returns when all is as before.
     async fn run(self, objects: &ApiObjects, n_nodes: u32) -> Result<()> {
-        let objects = objects.clone();
         match self {
             Self::Pods => {
                 let first = n_nodes * fleet::MOST_PODS;
-                let pods = move |idx| fleet::bound_pod(first + idx, n_nodes, POD_BYTES);
-                come_and_go(objects, 5000, pods).await
+                let pod = |idx| fleet::bound_pod(first + idx, n_nodes, POD_BYTES);
+                come_and_go(objects, 5000, pod)
             }
             Self::Pending => {
-                come_and_go(objects, 100_000, |idx| {
-                    fleet::pod(&format!("pending-{idx:06}"), "1")
-                })
-                .await
+                let pod = |idx| fleet::pod(&format!("pending-{idx:06}"), "1");
+                come_and_go(objects, 100_000, pod)
             }
             Self::Flaps => {
                 let mut seconds = interval(Duration::from_secs(1));
@@ -188,53 +178,42 @@ impl StormKind {
                 }
                 Ok(())
             }
-            Self::Closed => {
-                tokio::task::spawn_blocking(move || {
-                    for closed in [json!("0"), Value::Null] {
-                        for idx in 0..n_nodes {
-                            let patch = json!({"metadata": {"annotations": {CLOSED_GPUS: closed}}});
-                            objects.patch("nodes", "", &fleet::node_name(idx), patch)?;
-                        }
+            Self::Closed => block_in_place(|| {
+                for closed in [json!("0"), Value::Null] {
+                    for idx in 0..n_nodes {
+                        let patch = json!({"metadata": {"annotations": {CLOSED_GPUS: closed}}});
+                        objects.patch("nodes", "", &fleet::node_name(idx), patch)?;
                     }
-                    Ok(())
-                })
-                .await?
-            }
-            Self::Devices => {
-                tokio::task::spawn_blocking(move || {
-                    for make in [large_device, fleet::device] {
-                        for idx in 0..n_nodes.min(200) {
-                            let name = fleet::node_name(idx);
-                            objects.patch(fleet::DEVICES, "", &name, make(&name))?;
-                        }
+                }
+                Ok(())
+            }),
+            Self::Devices => block_in_place(|| {
+                for make in [large_device, fleet::device] {
+                    for idx in 0..n_nodes.min(200) {
+                        let name = fleet::node_name(idx);
+                        objects.patch(fleet::DEVICES, "", &name, make(&name))?;
                     }
-                    Ok(())
-                })
-                .await?
-            }
+                }
+                Ok(())
+            }),
         }
     }
 }
 
 /// Creates pods as fast as the API server can, then deletes them.
-async fn come_and_go(
-    objects: ApiObjects,
-    n_pods: u32,
-    pod: impl Fn(u32) -> Value + Send + 'static,
-) -> Result<()> {
-    tokio::task::spawn_blocking(move || {
-        let mut names = Vec::new();
+fn come_and_go(objects: &ApiObjects, n_pods: u32, pod: impl Fn(u32) -> Value) -> Result<()> {
+    block_in_place(|| {
+        let mut made = Vec::new();
         for idx in 0..n_pods {
-            let made = objects.create("pods", pod(idx))?;
-            let name = made.pointer("/metadata/name").and_then(Value::as_str);
-            names.push(name.context("a pod has no name")?.to_owned());
+            made.push(objects.create("pods", pod(idx))?);
         }
-        for name in names {
-            objects.delete("pods", fleet::NAMESPACE, &name, Some(0))?;
+        for pod in made {
+            let name = pod.pointer("/metadata/name").and_then(Value::as_str);
+            let name = name.context("a pod has no name")?;
+            objects.delete("pods", fleet::NAMESPACE, name, Some(0))?;
         }
         Ok(())
     })
-    .await?
 }
 
 /// A Device object of 1 MiB: each device has labels in mass.
@@ -248,54 +227,41 @@ fn large_device(name: &str) -> Value {
     object
 }
 
-/// A client that sends filter requests until it is ended.
 struct SteadyClient {
-    latencies: Arc<Mutex<Vec<Duration>>>,
-    has_ended: Arc<AtomicBool>,
+    latencies: Receiver<Duration>,
     thread: JoinHandle<Result<()>>,
 }
 
 impl SteadyClient {
-    /// Starts the client on a thread of its own.
     fn start(rig: &Rig, n_nodes: u32) -> Result<Self> {
         let mut requests = PreparedRequests::new((0..n_nodes).map(fleet::node_name), POD_BYTES)?;
         let mut connection = KeptConnection::to(rig.address)?;
-        let (latencies, has_ended) = (
-            Arc::<Mutex<Vec<Duration>>>::default(),
-            Arc::<AtomicBool>::default(),
-        );
-        let (list, is_over) = (Arc::clone(&latencies), Arc::clone(&has_ended));
+        let (sender, latencies) = mpsc::channel();
         let thread = tokio::task::spawn_blocking(move || {
-            while !is_over.load(Ordering::Relaxed) {
+            loop {
                 let request = requests.next(N_NAMES)?;
                 let began = Instant::now();
                 let answer = connection.ask(&request)?;
-                list.lock().push(began.elapsed());
-                ensure!(
-                    answer.starts_with(br#"{"Nodes":null,"NodeNames":["node-"#),
-                    "filter answers {}",
-                    String::from_utf8_lossy(answer)
-                );
+                // The receiver is gone once the client is to end.
+                if sender.send(began.elapsed()).is_err() {
+                    return Ok(());
+                }
+                ensure_placed(answer)?;
                 std::thread::sleep(PAUSE);
             }
-            Ok(())
         });
-        Ok(Self {
-            latencies,
-            has_ended,
-            thread,
-        })
+        Ok(Self { latencies, thread })
     }
 
     /// The latencies since the last call.
     fn take(&self) -> Result<Vec<Duration>> {
-        let taken = std::mem::take(&mut *self.latencies.lock());
+        let taken: Vec<Duration> = self.latencies.try_iter().collect();
         ensure!(!taken.is_empty(), "the filter does not answer");
         Ok(taken)
     }
 
     async fn end(self) -> Result<()> {
-        self.has_ended.store(true, Ordering::Relaxed);
+        drop(self.latencies);
         self.thread.await?
     }
 }

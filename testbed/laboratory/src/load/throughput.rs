@@ -9,9 +9,7 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 
 use super::kept_connection::KeptConnection;
-use crate::replay::portion::float;
 
-/// The requests per second of a number of callers.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Throughput {
     pub(super) callers: u32,
@@ -29,19 +27,11 @@ impl Throughput {
         callers: u32,
         n_requests: u32,
     ) -> Result<Self> {
-        let [floor, scheduler] = [floor, scheduler].map(|(address, wires)| {
-            let shared = Shared {
-                address,
-                wires,
-                n_each: n_requests.div_ceil(callers.max(1)),
-                start: Barrier::new(callers as usize),
-            };
-            shared.per_second(callers)
-        });
+        let floor_per_second = per_second(floor, callers, n_requests)?;
         Ok(Self {
             callers,
-            per_second: scheduler?,
-            floor_per_second: floor?,
+            per_second: per_second(scheduler, callers, n_requests)?,
+            floor_per_second,
         })
     }
 
@@ -52,45 +42,44 @@ impl Throughput {
     }
 }
 
-/// The part that all callers share.
-struct Shared<'a> {
-    address: SocketAddr,
-    wires: &'a [Vec<u8>],
-    n_each: u32,
-    start: Barrier,
+/// Runs all callers at the same time; returns the sum of their requests per second.
+fn per_second(server: (SocketAddr, &[Vec<u8>]), callers: u32, n_requests: u32) -> Result<f64> {
+    let n_each = n_requests.div_ceil(callers.max(1));
+    let start = Barrier::new(callers as usize);
+    thread::scope(|scope| {
+        let mut threads = Vec::new();
+        for caller in 0..callers {
+            let start = &start;
+            threads.push(scope.spawn(move || call(server, caller, n_each, start)));
+        }
+        let mut per_second = 0.0;
+        for thread in threads {
+            per_second += thread.join().ok().context("a caller has panicked")??;
+        }
+        Ok(per_second)
+    })
 }
 
-impl Shared<'_> {
-    /// Runs all callers at the same time; returns the sum of their requests per second.
-    fn per_second(&self, callers: u32) -> Result<f64> {
-        thread::scope(|scope| {
-            let threads: Vec<_> = (0..callers)
-                .map(|caller| scope.spawn(move || self.call(caller)))
-                .collect();
-            let mut per_second = 0.0;
-            for thread in threads {
-                per_second += thread.join().ok().context("a caller has panicked")??;
-            }
-            Ok(per_second)
-        })
+/// Sends the requests of one caller; returns how many a second are answered.
+fn call(
+    (address, wires): (SocketAddr, &[Vec<u8>]),
+    caller: u32,
+    n_requests: u32,
+    start: &Barrier,
+) -> Result<f64> {
+    let connection = KeptConnection::to(address);
+    let mut wires = wires.to_vec();
+    // All callers have to come here, or the others would wait for ever.
+    start.wait();
+    let mut connection = connection?;
+    let began = Instant::now();
+    for nth in 0..n_requests {
+        let n_wires = wires.len().max(1);
+        let wire = wires.get_mut(nth as usize % n_wires).context("no request")?;
+        set_pod(wire, caller, nth).context("the request has no pod")?;
+        connection.ask(wire)?;
     }
-
-    /// Sends the requests of one caller; returns how many a second are answered.
-    fn call(&self, caller: u32) -> Result<f64> {
-        let connection = KeptConnection::to(self.address);
-        let mut wires = self.wires.to_vec();
-        // All callers have to come here, or the others would wait for ever.
-        self.start.wait();
-        let mut connection = connection?;
-        let began = Instant::now();
-        for nth in 0..self.n_each {
-            let n_wires = wires.len().max(1);
-            let wire = wires.get_mut(nth as usize % n_wires).context("no request")?;
-            set_pod(wire, caller, nth).context("the request has no pod")?;
-            connection.ask(wire)?;
-        }
-        Ok(float(self.n_each as usize) / began.elapsed().as_secs_f64())
-    }
+    Ok(f64::from(n_requests) / began.elapsed().as_secs_f64())
 }
 
 /// Makes a request that of another pod.

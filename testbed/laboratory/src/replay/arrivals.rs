@@ -6,7 +6,6 @@ use rand::{RngExt, SeedableRng};
 
 use super::world::{ReplayInput, ReplayPod};
 
-/// The arrival of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Arrival {
     /// The index of the arriving pod in [`ReplayInput::pods`]; a copy has the index of its original.
@@ -27,11 +26,13 @@ pub fn shuffled(world: &ReplayInput, seed: u64, demand: Option<i64>) -> Vec<Arri
     while is_too_long && Some(sum) > demand && !order.is_empty() {
         sum -= asked(order.remove(dice.random_range(0..order.len())));
     }
-    let mut arrivals = Vec::new();
-    for pod in &order {
-        let name = name_of(world, *pod);
-        arrivals.push(Arrival { pod: *pod, name });
-    }
+    let mut arrivals: Vec<Arrival> = order
+        .iter()
+        .map(|pod| Arrival {
+            pod: *pod,
+            name: name_of(world, *pod),
+        })
+        .collect();
     let Some(demand) = demand else { return arrivals };
     // Without pods that ask for GPUs no number of copies reaches the demand.
     if is_too_long || sum == 0 {
@@ -51,7 +52,6 @@ pub fn shuffled(world: &ReplayInput, seed: u64, demand: Option<i64>) -> Vec<Arri
     arrivals
 }
 
-/// All pods in the order of the list, once each.
 pub fn recorded(world: &ReplayInput) -> Vec<Arrival> {
     let pods = world.pods.iter().enumerate();
     pods.map(|(idx, pod)| Arrival {
@@ -66,13 +66,11 @@ pub fn by_time(world: &ReplayInput, arrivals: &mut [Arrival]) {
     arrivals.sort_by_key(|arrival| world.pods.get(arrival.pod).and_then(|pod| pod.stay.from));
 }
 
-/// The name of the pod with this index.
 fn name_of(world: &ReplayInput, pod: usize) -> Box<str> {
     world
         .pods
         .get(pod)
-        .map(|pod| pod.name.clone())
-        .unwrap_or_default()
+        .map_or_else(Box::default, |pod| pod.name.clone())
 }
 
 #[cfg(test)]

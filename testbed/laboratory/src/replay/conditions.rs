@@ -1,9 +1,6 @@
 //! The conditions under which a policy works: the nodes that kube-scheduler shows it, and the decisions that kube-scheduler
 //! makes.
 
-use std::fmt;
-use std::str::FromStr;
-
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 use rand::rngs::StdRng;
@@ -13,7 +10,6 @@ use super::world::ReplayInput;
 use kit::command::value_name;
 use kit::kube_scheduler::{SchedulerConfiguration, Ties};
 
-/// The configuration that the documentation recommends.
 const CONFIGURATION: &str = include_str!(concat!(
     env!("CARGO_MANIFEST_DIR"),
     "/../../deploy/attach/kube-scheduler/kube-scheduler-config.yaml"
@@ -33,11 +29,6 @@ pub enum NamedConditions {
     S,
 }
 
-/// `percentageOfNodesToScore`; 0 for kube-scheduler's adaptive default.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SampleSize(usize);
-
-/// The choice among nodes with equal scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum TieRule {
     /// A random one of the best nodes.
@@ -58,13 +49,10 @@ pub enum PlainPods {
 /// The conditions of a run: everything that it depends on besides pods, policy and seed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunConditions {
-    /// The name in the results.
     pub label: String,
-    /// The number of nodes that kube-scheduler looks at for a pod.
-    pub sampling: SampleSize,
-    /// The choice among nodes of equal score.
+    /// `percentageOfNodesToScore`; 0 for kube-scheduler's adaptive default.
+    pub sampling: usize,
     pub ties: TieRule,
-    /// The placement of pods that ask for no device.
     pub plain_pods: PlainPods,
 }
 
@@ -72,8 +60,8 @@ pub struct RunConditions {
 #[derive(Clone, Copy, Debug, Default, Args)]
 pub struct Overrides {
     /// Nodes that kube-scheduler looks at, in place of those of P, A or S (--condition): stock, all, or a percentage.
-    #[arg(long, value_name = "NODES")]
-    pub sampling: Option<SampleSize>,
+    #[arg(long, value_name = "NODES", value_parser = sampling)]
+    pub sampling: Option<usize>,
     /// Choice among nodes of equal score, in place of that of P, A or S (--condition).
     #[arg(long, value_enum)]
     pub ties: Option<TieRule>,
@@ -86,33 +74,39 @@ impl RunConditions {
     /// Named conditions, with replaced settings.
     pub fn of(named: NamedConditions, overrides: Overrides) -> Self {
         let (label, sampling, ties, plain_pods) = match named {
-            NamedConditions::P => ("P", SampleSize(100), TieRule::Fixed, PlainPods::Extender),
-            NamedConditions::A => ("A", SampleSize(0), TieRule::Random, PlainPods::Extender),
-            NamedConditions::S => ("S", SampleSize(0), TieRule::Random, PlainPods::KubeScheduler),
+            NamedConditions::P => ("P", 100, TieRule::Fixed, PlainPods::Extender),
+            NamedConditions::A => ("A", 0, TieRule::Random, PlainPods::Extender),
+            NamedConditions::S => ("S", 0, TieRule::Random, PlainPods::KubeScheduler),
         };
-        let mut label = label.to_owned();
-        let mut note = |text: String| label.extend([" ", &text]);
+        let mut conditions = Self {
+            label: label.to_owned(),
+            sampling,
+            ties,
+            plain_pods,
+        };
         if let Some(sampling) = overrides.sampling {
-            note(format!("nodes={sampling}"));
+            conditions.sampling = sampling;
+            conditions.label += &match sampling {
+                0 => " nodes=stock".to_owned(),
+                100 => " nodes=all".to_owned(),
+                percent => format!(" nodes={percent}%"),
+            };
         }
         if let Some(ties) = overrides.ties {
-            note(format!("ties={}", value_name(&ties)));
+            conditions.ties = ties;
+            conditions.label.extend([" ties=", &value_name(&ties)]);
         }
         if let Some(plain_pods) = overrides.cpu_pods {
-            note(format!("cpu-pods={}", value_name(&plain_pods)));
+            conditions.plain_pods = plain_pods;
+            conditions.label.extend([" cpu-pods=", &value_name(&plain_pods)]);
         }
-        Self {
-            label,
-            sampling: overrides.sampling.unwrap_or(sampling),
-            ties: overrides.ties.unwrap_or(ties),
-            plain_pods: overrides.cpu_pods.unwrap_or(plain_pods),
-        }
+        conditions
     }
 
     /// kube-scheduler's configuration under these conditions. A reference policy stands in for the extender's verbs.
     pub fn configuration(&self, is_reference: bool) -> Result<SchedulerConfiguration> {
         let mut configuration: SchedulerConfiguration = CONFIGURATION.parse()?;
-        configuration.percentage_of_nodes_to_score = self.sampling.0;
+        configuration.percentage_of_nodes_to_score = self.sampling;
         for extender in &mut configuration.extenders {
             // kube-scheduler asks an extender without managed resources about every pod.
             if self.plain_pods == PlainPods::Extender {
@@ -140,34 +134,15 @@ impl RunConditions {
     }
 }
 
-impl fmt::Display for SampleSize {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            0 => f.write_str("stock"),
-            100 => f.write_str("all"),
-            percent => write!(f, "{percent}%"),
-        }
-    }
-}
-
-impl FromStr for SampleSize {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let percent = || {
-            text.strip_suffix('%')?
-                .parse()
-                .ok()
-                .filter(|percent| (1..=100).contains(percent))
-        };
-        match text {
-            "stock" => Ok(Self(0)),
-            "all" => Ok(Self(100)),
-            _ => percent()
-                .map(Self)
-                .ok_or_else(|| "write stock, all, or a percentage of nodes from 1% to 100%".to_owned()),
-        }
-    }
+/// Parses the number of nodes that kube-scheduler looks at.
+fn sampling(text: &str) -> Result<usize, String> {
+    let percent = match text {
+        "stock" => Some(0),
+        "all" => Some(100),
+        _ => text.strip_suffix('%').and_then(|percent| percent.parse().ok()),
+    };
+    let percent = percent.filter(|percent| *percent <= 100 && text != "0%");
+    percent.ok_or_else(|| "write stock, all, or a percentage of nodes from 1% to 100%".to_owned())
 }
 
 #[cfg(test)]
@@ -177,7 +152,7 @@ mod tests {
     #[test]
     fn the_label_of_a_condition_names_its_overrides() {
         let overrides = Overrides {
-            sampling: "5%".parse().ok(),
+            sampling: sampling("5%").ok(),
             ties: Some(TieRule::Fixed),
             cpu_pods: Some(PlainPods::Extender),
         };
@@ -185,16 +160,12 @@ mod tests {
         assert_eq!(conditions.label, "S nodes=5% ties=fixed cpu-pods=extender");
         assert_eq!(
             (conditions.sampling, conditions.ties, conditions.plain_pods),
-            (SampleSize(5), TieRule::Fixed, PlainPods::Extender)
+            (5, TieRule::Fixed, PlainPods::Extender)
         );
         assert_eq!(
             RunConditions::of(NamedConditions::P, Overrides::default()).label,
             "P"
         );
-        assert!(
-            "0%".parse::<SampleSize>().is_err()
-                && "101%".parse::<SampleSize>().is_err()
-                && "some".parse::<SampleSize>().is_err()
-        );
+        assert!(sampling("0%").is_err() && sampling("101%").is_err() && sampling("some").is_err());
     }
 }

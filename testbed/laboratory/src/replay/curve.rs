@@ -1,25 +1,21 @@
 //! Allocation and fragmentation as demand grows: averages by whole percent of the cluster's GPUs.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 
 use super::portion::{floor, real};
 
-/// Averages at one percentage of offered demand.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Point {
-    /// GPUs that have been asked for, in percent of all.
     pub offered: usize,
-    /// GPUs that are allocated, in percent of all.
     pub allocated: f64,
-    /// Idle GPUs that typical pods could not use, in percent of all.
     pub fragment: f64,
 }
 
-/// Measurements summed up by percent of offered demand.
 #[derive(Clone, Debug, Default)]
-pub struct Curve(Vec<Bin>);
+pub struct Curve(BTreeMap<usize, Bin>);
 
-/// The sums of the measurements at one percentage.
 #[derive(Clone, Copy, Debug, Default)]
 struct Bin {
     n_measured: i64,
@@ -31,26 +27,20 @@ impl Curve {
     /// Adds a measurement; all numbers are percents.
     pub fn add(&mut self, offered: f64, allocated: f64, fragment: f64) {
         let at = usize::try_from(floor(offered + 0.5)).unwrap_or(0);
-        if self.0.len() <= at {
-            self.0.resize(at + 1, Bin::default());
-        }
-        if let Some(bin) = self.0.get_mut(at) {
-            bin.n_measured += 1;
-            bin.allocated += allocated;
-            bin.fragment += fragment;
-        }
+        let bin = self.0.entry(at).or_default();
+        bin.n_measured += 1;
+        bin.allocated += allocated;
+        bin.fragment += fragment;
     }
 
     /// The averages, by growing demand, where something was measured.
     pub fn points(&self) -> Vec<Point> {
-        let measured = self.0.iter().enumerate().filter(|(_, bin)| bin.n_measured > 0);
-        measured
-            .map(|(offered, bin)| Point {
-                offered,
-                allocated: bin.allocated / real(bin.n_measured),
-                fragment: bin.fragment / real(bin.n_measured),
-            })
-            .collect()
+        let averages = self.0.iter().map(|(offered, bin)| Point {
+            offered: *offered,
+            allocated: bin.allocated / real(bin.n_measured),
+            fragment: bin.fragment / real(bin.n_measured),
+        });
+        averages.collect()
     }
 }
 

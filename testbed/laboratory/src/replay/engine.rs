@@ -6,8 +6,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use axum::Router;
@@ -16,10 +15,10 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::routing::post;
 use k8s_openapi::api::core::v1::{Node, Pod};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
 use kit::kube_scheduler::{OfflineAttempt, OfflineScheduler, SchedulerConfiguration, Ties};
 use kit::pods::{set, set_in};
+use parking_lot::Mutex;
 use placement::Policies;
 use proto::device::TYPE_GPU;
 use proto::quantity::Quantity;
@@ -38,7 +37,6 @@ use serde_json::{Value, json};
 use super::arrivals::Arrival;
 use super::join::JoinGain;
 use super::occupancy::{FreeRoom, GpuShare};
-use super::portion::real;
 use super::seen::read;
 use super::trace::PERCENT;
 use super::world::{ReplayInput, ReplayNode, ReplayPod};
@@ -49,13 +47,10 @@ const MAX_SEARCHED: usize = 64;
 /// The place of a pod among others, where pods may be evicted.
 #[derive(Clone, Copy, Debug)]
 pub struct PodRank {
-    /// Its priority.
     pub priority: i32,
-    /// The time of its start, in seconds.
     pub started: i64,
 }
 
-/// Both schedulers, and the pod that they are placing.
 pub struct Engine<'w> {
     world: &'w ReplayInput,
     verbs: Arc<Verbs>,
@@ -70,11 +65,10 @@ pub struct Engine<'w> {
     n_violations_at_start: usize,
 }
 
-/// The extender's verbs, and the time that its filter took.
 struct Verbs {
     extender: Extender,
-    filter_nanos: AtomicU64,
-    n_filtered: AtomicU32,
+    /// The time of all filter requests, and their number.
+    filtered: Mutex<(Duration, u32)>,
 }
 
 impl Verbs {
@@ -87,13 +81,11 @@ impl Verbs {
     }
 }
 
-/// The filter verb; notes the time that it takes.
 async fn filter(State(verbs): State<Arc<Verbs>>, body: Bytes) -> Result<Vec<u8>, (StatusCode, String)> {
     let began = Instant::now();
     let answer = filter::answer(&verbs.extender, &body, began).map_err(refusal)?;
-    let nanos = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
-    verbs.filter_nanos.fetch_add(nanos, Ordering::Relaxed);
-    verbs.n_filtered.fetch_add(1, Ordering::Relaxed);
+    let mut filtered = verbs.filtered.lock();
+    *filtered = (filtered.0 + began.elapsed(), filtered.1 + 1);
     Ok(answer.json)
 }
 
@@ -124,8 +116,7 @@ impl<'w> Engine<'w> {
         let n_violations_at_start = extender.index().read().fleet().check().len();
         let verbs = Arc::new(Verbs {
             extender,
-            filter_nanos: AtomicU64::new(0),
-            n_filtered: AtomicU32::new(0),
+            filtered: Mutex::default(),
         });
         let mut kube = OfflineScheduler::new(configuration, &verbs.routes(), ties);
         let mut by_name = HashMap::new();
@@ -186,7 +177,6 @@ impl<'w> Engine<'w> {
         Ok(())
     }
 
-    /// True if kube-scheduler asks the extender about the pod.
     pub fn is_extended(&self) -> bool {
         self.kube.is_extended(&self.pod)
     }
@@ -207,10 +197,8 @@ impl<'w> Engine<'w> {
         for (node, score) in scores {
             named.push((self.name(*node)?, *score));
         }
-        self.kube
-            .select(&named)
-            .map(|node| self.node_idx(&node))
-            .transpose()
+        let chosen = self.kube.select(&named);
+        chosen.map(|node| self.node_idx(&node)).transpose()
     }
 
     /// kube-scheduler's own score of a node for the pod.
@@ -221,11 +209,9 @@ impl<'w> Engine<'w> {
 
     /// Returns true if the pod fits any node. A real kube-scheduler does not ask that, so `filter_micros` leaves these calls out.
     pub async fn fits_any(&self) -> Result<bool> {
-        let (nanos, n) = (&self.verbs.filter_nanos, &self.verbs.n_filtered);
-        let before = (nanos.load(Ordering::Relaxed), n.load(Ordering::Relaxed));
+        let before = *self.verbs.filtered.lock();
         let fits = self.kube.fits_any(&self.pod).await;
-        nanos.store(before.0, Ordering::Relaxed);
-        n.store(before.1, Ordering::Relaxed);
+        *self.verbs.filtered.lock() = before;
         fits.map_err(|error| anyhow!(error))
     }
 
@@ -241,13 +227,13 @@ impl<'w> Engine<'w> {
         let name = self.name(node)?;
         self.n_bound += 1;
         let order = offline::bind(&self.verbs.extender, &pod, name, self.n_bound, Instant::now());
-        let failure = || {
+        let refused = || {
             format!(
                 "pod {} is not bound to node {name}, which filter had named",
                 pod.name
             )
         };
-        let order = order.with_context(failure)?;
+        let order = order.with_context(refused)?;
         self.write(node, order.annotations)
     }
 
@@ -293,18 +279,11 @@ impl<'w> Engine<'w> {
         Ok(parts)
     }
 
-    /// Plays the deletion of a pod.
     pub fn delete(&mut self, pod: &ReplayPod, arrival: &Arrival) {
         let uid = uid(pod, arrival);
         self.kube.remove_pod(&uid);
-        let metadata = ObjectMeta {
-            uid: Some(uid),
-            ..ObjectMeta::default()
-        };
-        let gone = proto::pod::Pod {
-            metadata,
-            ..proto::pod::Pod::default()
-        };
+        let mut gone = proto::pod::Pod::default();
+        gone.metadata.uid = Some(uid);
         ObjectStore::<proto::pod::Pod>::delete(&mut *self.verbs.extender.index().write(), &gone);
     }
 
@@ -358,14 +337,14 @@ impl<'w> Engine<'w> {
     /// Fails if an invariant of the engine does not hold, or if the engine counts other free amounts than `occupancy`.
     pub fn check(&self, occupancy: &FreeRoom) -> Result<()> {
         let index = self.verbs.extender.index().read();
-        // Violations of a live cluster's own objects are no fault of this run.
         let violations = index.fleet().check();
-        if let Some(violation) = violations
-            .last()
-            .filter(|_| violations.len() > self.n_violations_at_start)
-        {
-            let n = violations.len();
-            bail!("{n} invariants of the engine do not hold, one of them: {violation:?}");
+        let n = violations.len();
+        // Violations of a live cluster's own objects are no fault of this run.
+        if n > self.n_violations_at_start {
+            bail!(
+                "{n} invariants of the engine do not hold, one of them: {:?}",
+                violations.last()
+            );
         }
         // For requests in bytes or units the engine rounds otherwise than the thousandths that this run counts.
         if !self.world.is_in_percents {
@@ -376,10 +355,11 @@ impl<'w> Engine<'w> {
             let Some(view) = id.and_then(|id| index.fleet().view(id)) else {
                 continue;
             };
-            let mut core = Vec::new();
-            for gpu in view.gpus() {
-                core.push(i64::from(gpu.free.core) * PERCENT);
-            }
+            let core: Vec<i64> = view
+                .gpus()
+                .iter()
+                .map(|gpu| i64::from(gpu.free.core) * PERCENT)
+                .collect();
             ensure!(
                 *core == *counted.gpus,
                 "node {}: the engine counts {core:?} thousandths free, its records say {:?}",
@@ -390,14 +370,11 @@ impl<'w> Engine<'w> {
         Ok(())
     }
 
-    /// Microseconds that the filter verb took on average.
     pub fn filter_micros(&self) -> f64 {
-        let nanos = self.verbs.filter_nanos.load(Ordering::Relaxed);
-        let n = self.verbs.n_filtered.load(Ordering::Relaxed);
-        real(i64::try_from(nanos).unwrap_or(i64::MAX)) / f64::from(n.max(1)) / 1e3
+        let (time, n) = *self.verbs.filtered.lock();
+        time.as_secs_f64() / f64::from(n.max(1)) * 1e6
     }
 
-    /// The index of the node with this name.
     pub fn node_idx(&self, name: &str) -> Result<usize> {
         let at = self.by_name.get(name).copied();
         at.with_context(|| format!("there is no node {name}"))
@@ -417,7 +394,6 @@ fn uid(pod: &ReplayPod, arrival: &Arrival) -> String {
     format!("{}_{}", pod.namespace, arrival.name)
 }
 
-/// The entry of a record for a part of a GPU.
 fn allocation(minor: i32, milli: i64) -> DeviceAllocation {
     let percent = Quantity::from_integer(milli / PERCENT);
     let resources = [GPU_CORE, GPU_MEMORY_RATIO].map(|resource| (resource.to_owned(), percent));

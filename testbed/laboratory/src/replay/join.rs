@@ -10,12 +10,9 @@ use kit::console::table;
 pub const NEARLY_FULL: f64 = 95.0;
 const GIB: i64 = 1 << 30;
 
-/// The gain of one plan.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct JoinGain {
-    /// Most moves of the plan.
     pub most: usize,
-    /// Its moves, which are restarts.
     pub restarts: u32,
     /// Bytes by which the largest free blocks of the nodes grow in sum.
     pub bytes: u64,

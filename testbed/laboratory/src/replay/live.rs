@@ -10,14 +10,10 @@ use serde_json::Value;
 use super::seen::ClusterObjects;
 use kit::cluster::client_of;
 
-/// Objects in one page of a list.
 const PAGE: u32 = 500;
 const JSON: &str = "application/json";
 
 /// Reads a cluster by a kubeconfig whose user may list nodes, Device objects and pods.
-///
-/// # Errors
-/// A kind of object that cannot be listed, and the cause.
 pub async fn read(kubeconfig: &Path) -> Result<ClusterObjects> {
     let client = client_of(kubeconfig).await?;
     let all = async |path| list(&client, path, "", JSON).await;

@@ -60,7 +60,6 @@ fn node(row: &NodeRow, serve_vendor_resource: bool) -> Value {
     json!({"metadata": {"name": row.name, "labels": {GPU_MODEL_LABEL: row.model}}, "status": {"capacity": amounts, "allocatable": amounts}})
 }
 
-/// The Device object of a node, as its plugin publishes it.
 pub fn device(name: &str, n_gpus: u32, gib_of_gpu: u32) -> Value {
     let gpu = |minor: u32| {
         json!({

@@ -10,10 +10,8 @@ pub struct FreeRoom {
     allocated_milli: i64,
 }
 
-/// One node's free room.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeUse {
-    /// Free thousandths of a CPU.
     pub cpu_free: i64,
     /// Free thousandths of every GPU, in the order of the node's minors.
     pub gpus: Box<[i64]>,
@@ -21,17 +19,14 @@ pub struct NodeUse {
     pub version: u32,
 }
 
-/// A part of one of a node's GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GpuShare {
     /// The GPU's index on its node, not its minor.
     pub gpu: usize,
-    /// The amount, in thousandths of the GPU.
     pub milli: i64,
 }
 
 impl NodeUse {
-    /// An empty node.
     pub fn empty(node: &ReplayNode) -> Self {
         Self {
             cpu_free: node.cpu,
@@ -40,12 +35,10 @@ impl NodeUse {
         }
     }
 
-    /// The free GPU thousandths of all GPUs together.
     pub fn gpu_free(&self) -> i64 {
         self.gpus.iter().sum()
     }
 
-    /// The number of GPUs with at least this amount free.
     pub fn n_with(&self, milli: i64) -> usize {
         self.gpus.iter().filter(|free| **free >= milli).count()
     }
@@ -63,7 +56,6 @@ impl NodeUse {
 }
 
 impl FreeRoom {
-    /// An empty cluster.
     pub fn empty(world: &ReplayInput) -> Self {
         Self {
             nodes: world.nodes.iter().map(NodeUse::empty).collect(),
@@ -91,27 +83,22 @@ impl FreeRoom {
         occupancy
     }
 
-    /// One node.
     pub fn node(&self, node: usize) -> Option<&NodeUse> {
         self.nodes.get(node)
     }
 
-    /// Every node, in the world's order.
     pub fn nodes(&self) -> &[NodeUse] {
         &self.nodes
     }
 
-    /// The allocated GPU thousandths of all nodes together.
     pub fn allocated_milli(&self) -> i64 {
         self.allocated_milli
     }
 
-    /// Takes the room of a pod that comes to a node.
     pub fn put(&mut self, node: usize, pod: &ReplayPod, parts: &[GpuShare]) {
         self.change(node, pod, parts, 1);
     }
 
-    /// Gives back the room of a pod that leaves a node.
     pub fn remove(&mut self, node: usize, pod: &ReplayPod, parts: &[GpuShare]) {
         self.change(node, pod, parts, -1);
     }

@@ -8,20 +8,16 @@ use crate::plot::{self, Axis, BarPanel, Curve, CurvePanel};
 
 /// Curves begin where this part of the greatest demand is offered: before that all policies place everything.
 const CURVES_FROM: f64 = 0.6;
-/// The horizontal axis of curves.
 const OFFERED: &str = "GPUs asked for, % of all";
 
-/// The value on the vertical axis of a plot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PlottedValue {
-    /// GPUs that are allocated.
     Allocated,
     /// Idle GPUs that typical pods could not use.
     Fragment,
 }
 
 impl PlottedValue {
-    /// The mean of this value over the runs, and its standard deviation.
     fn of(self, spread: &AllocationSpread) -> (f64, f64) {
         match self {
             Self::Allocated => (spread.allocated, spread.allocated_sd),
@@ -96,7 +92,6 @@ pub fn bars(title: &str, offered: usize, summaries: &[&Summary]) -> Result<Strin
     plot::bars(title, &x_label, &policies, &panels)
 }
 
-/// The conditions and the policies of the summaries, without repetition.
 fn heads<'a>(summaries: &[&'a Summary]) -> (Vec<&'a str>, Vec<&'a str>) {
     let (mut conditions, mut policies) = (Vec::new(), Vec::new());
     for summary in summaries {

@@ -7,17 +7,13 @@ use clap::ValueEnum;
 use kit::command::value_name;
 use placement::{DevicePolicy, NodePolicy, Policies};
 
-/// A policy by which nodes and devices are chosen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Policy {
-    /// A policy of the scheduler's own engine.
     Engine(Policies),
-    /// A policy that the engine is compared with.
     Reference(Reference),
 }
 
 impl Default for Policy {
-    /// The scheduler's default.
     fn default() -> Self {
         Self::Engine(Policies::default())
     }

@@ -15,9 +15,7 @@ use serde::Serialize;
 use super::portion::{float, percent, portion, real};
 use super::summary::Summary;
 
-/// The priority of high pods; all others have 0.
 const HIGH: i32 = 1000;
-/// One pod of so many is high.
 const ONE_OF: u32 = 10;
 const SECONDS_PER_HOUR: i64 = 3600;
 
@@ -38,7 +36,6 @@ pub enum Evictions {
 /// The pods of a run, which methods name by the index of their arrival (`at`), and those among them that wait.
 #[derive(Debug)]
 pub struct Queue {
-    /// The evictions for high pods.
     pub evictions: Evictions,
     /// Nodes with new room that waiting pods have not been compared with.
     pub freed: Vec<usize>,
@@ -49,11 +46,9 @@ pub struct Queue {
     lost: i64,
 }
 
-/// A pod that has arrived.
 #[derive(Clone, Copy, Debug)]
 struct QueuedPod {
     priority: i32,
-    /// The GPU thousandths that it asks for.
     demand: i64,
     /// The time since which it waits, or runs.
     since: i64,
@@ -68,18 +63,14 @@ pub struct Waits {
     pub high_hours: [f64; 3],
     /// Hours that the others waited, after evictions too.
     pub other_hours: [f64; 3],
-    /// Pods that were placed.
     pub placed: usize,
-    /// Pods that were never placed.
     pub left: usize,
-    /// Evictions.
     pub evicted: usize,
     /// GPU hours that evicted pods had run for, in percent of the GPU hours that all pods ask for.
     pub lost_percent: f64,
 }
 
 impl Queue {
-    /// A queue without pods.
     pub fn new(evictions: Evictions) -> Self {
         Self {
             evictions,
@@ -104,12 +95,10 @@ impl Queue {
         });
     }
 
-    /// The priority of a pod.
     pub fn priority(&self, at: usize) -> i32 {
         self.pods.get(at).map_or(0, |pod| pod.priority)
     }
 
-    /// Returns true if pods may be evicted for this one.
     pub fn may_preempt(&self, at: usize) -> bool {
         self.evictions != Evictions::None && self.priority(at) == HIGH
     }
@@ -119,7 +108,6 @@ impl Queue {
         self.waiting.iter().map(|(_, at)| *at).collect()
     }
 
-    /// Notes that a waiting pod is placed.
     pub fn start(&mut self, at: usize, now: i64) {
         if let Some(pod) = self.pods.get_mut(at) {
             self.waiting.remove(&(Reverse(pod.priority), at));

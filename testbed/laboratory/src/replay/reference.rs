@@ -33,7 +33,6 @@ pub struct Chooser<'w> {
 }
 
 impl<'w> Chooser<'w> {
-    /// The policy before its first pod.
     pub fn new(
         world: &'w ReplayInput,
         reference: Reference,
@@ -145,41 +144,30 @@ impl<'w> Chooser<'w> {
         }
         // The GPUs with the least free come first; for the random policy, the order of the numbers drawn above.
         fitting.sort_unstable();
+        let milli = pod.milli;
         let taken = fitting.into_iter().take(pod.gpus);
-        taken
-            .map(|(_, gpu)| GpuShare {
-                gpu,
-                milli: pod.milli,
-            })
-            .collect()
+        taken.map(|(_, gpu)| GpuShare { gpu, milli }).collect()
     }
 
     /// Every choice of devices on a node, with a score from 0 to 100; the less fragmentation grows, the higher.
     fn scored_choices(&self, at: usize, free: &NodeUse, pod: &ReplayPod) -> Vec<(i64, Vec<GpuShare>)> {
         let before = fragment(self.world, at, free, self.typical);
-        let mut fitting = Vec::new();
-        for (gpu, free) in free.gpus.iter().enumerate() {
-            if *free >= pod.milli {
-                fitting.push(GpuShare {
-                    gpu,
-                    milli: pod.milli,
-                });
-            }
-        }
+        let milli = pod.milli;
+        let fitting = free.gpus.iter().zip(0..).filter(|(free, _)| **free >= milli);
+        let fitting: Vec<GpuShare> = fitting.map(|(_, gpu)| GpuShare { gpu, milli }).collect();
         // Pods of several GPUs ask for whole ones as a rule, which are all alike: one choice stands for all.
-        let choices: Vec<Vec<GpuShare>> = if pod.gpus == 1 {
-            fitting.into_iter().map(|part| vec![part]).collect()
+        let choices = if pod.gpus == 1 {
+            fitting.chunks(1).collect()
         } else {
-            fitting.truncate(pod.gpus);
-            vec![fitting]
+            vec![fitting.get(..pod.gpus).unwrap_or_default()]
         };
         let mut scored_choices = Vec::new();
         for parts in choices {
             let mut after = free.clone();
-            after.take(pod, &parts, 1);
+            after.take(pod, parts, 1);
             let descent = before - fragment(self.world, at, &after, self.typical);
             let score = floor(100.0 / (1.0 + (-descent / real(WHOLE)).exp()));
-            scored_choices.push((score, parts));
+            scored_choices.push((score, parts.to_vec()));
         }
         scored_choices
     }

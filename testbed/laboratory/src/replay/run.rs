@@ -1,7 +1,7 @@
 //! One run: a policy, a seed, and pods that come one by one, each placed before the next.
 //!
 //! A pod that fits nowhere, or that kube-scheduler does not try again by itself, is deleted: no pod waits, and
-//! none is preempted. With [`Job::evictions`] such pods wait until pods leave, and may be evicted.
+//! none is preempted. With [`RunOptions::evictions`] such pods wait until pods leave, and may be evicted.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -9,7 +9,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
+use clap::Args;
 use placement::Policies;
+use proto::read_api::MAX_PLANNED_MOVES;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 use scheduler::config::AnswerNodes;
@@ -29,107 +31,113 @@ use super::reference::Chooser;
 use super::world::{ReplayInput, ReplayPod};
 use kit::kube_scheduler::OfflineAttempt;
 
-/// The parameters of one run.
+/// The settings that the runs of a replay share.
+#[derive(Clone, Debug, Args)]
+pub struct RunOptions {
+    /// The number of fitting nodes in the extender's answer, 1 to 11 or all, as for the scheduler's flag.
+    #[arg(long, default_value = "1")]
+    pub answer_nodes: AnswerNodes,
+    /// Let pods come and go at their `creation_time` and `deletion_time`; offered is then the demand at the time.
+    #[arg(long)]
+    pub departures: bool,
+    /// With --departures, multiply the life of pods by this factor, so that more of them are there together.
+    #[arg(long, default_value_t = 1.0, value_parser = factor, requires = "departures")]
+    pub stretch: f64,
+    /// With --departures, let pods wait that fit nowhere, a tenth of all pods at a high priority, and by these evictions for them.
+    #[arg(long, value_enum, requires = "departures")]
+    pub evictions: Option<Evictions>,
+    /// With --departures, plan to join free memory by at most so many moves, such as 1,5,20, once 95 % are allocated.
+    #[arg(long, value_name = "MOVES", value_delimiter = ',', requires = "departures", value_parser = moves)]
+    pub join: Vec<usize>,
+    /// Check every invariant of the engine after this number of placements, and at the end.
+    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
+    pub check_every: u32,
+}
+
+/// Parses a factor, at most so large that demands and times still fit an integer.
+pub fn factor(text: &str) -> Result<f64, String> {
+    let factor = text.parse().ok().filter(|factor| (0.0..=1e4).contains(factor));
+    factor.ok_or_else(|| "write a number from 0 to 10000, such as 1.3".to_owned())
+}
+
+fn moves(text: &str) -> Result<usize, String> {
+    let moves = text
+        .parse()
+        .ok()
+        .filter(|moves| (1..=MAX_PLANNED_MOVES).contains(moves));
+    moves.ok_or_else(|| format!("write a number from 1 to {MAX_PLANNED_MOVES}"))
+}
+
 #[derive(Clone, Copy, Debug)]
 pub struct Job<'w> {
-    /// Nodes and pods.
     pub world: &'w ReplayInput,
     /// The kinds of pods that fragmentation is measured by.
     pub typical: &'w [TypicalPod],
-    /// The policy.
     pub policy: &'w Policy,
-    /// The conditions of the run: nodes looked at, choice among equals, placement of pods without devices.
     pub conditions: &'w RunConditions,
     /// Decides everything that is random.
     pub seed: u64,
-    /// The demand that the list of pods is extended or cut to, as a part of the cluster's GPUs; `None` takes
-    /// the list as it is.
+    /// The demand that the list of pods is extended or cut to, as a part of the cluster's GPUs; `None` takes the list as it is.
     pub tune: Option<f64>,
-    /// The number of nodes in the extender's answer.
-    pub answer_nodes: AnswerNodes,
-    /// True if pods arrive and leave at the times that the trace has.
-    pub departures: bool,
-    /// With `departures`, the factor on the time from a pod's creation to its deletion.
-    pub stretch: f64,
     /// True if each pod arrives once, in the order of creation; otherwise the list is shuffled, and follows `tune`.
     pub in_order: bool,
-    /// The number of placements between two checks of every invariant.
-    pub check_every: u32,
-    /// With `departures`, pods wait that fit nowhere, and these evictions are made for those of high priority.
-    pub evictions: Option<Evictions>,
-    /// Most moves of each plan that is made once the cluster is nearly full.
-    pub joins: &'w [usize],
+    pub options: &'w RunOptions,
 }
 
-/// The result of one run.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct RunResult {
-    /// The run's seed.
     pub seed: u64,
-    /// Pods that arrived.
     pub pods: usize,
-    /// Pods that were not placed.
     pub unplaced: usize,
     /// Refusals of a sample of nodes while a node that was not asked about had room.
     pub sample_refusals: usize,
     /// Pods that stayed unplaced after such a refusal: kube-scheduler would not have tried them again by itself.
     pub missed: usize,
-    /// The number of checks of all invariants.
     pub checks: u32,
-    /// Allocation and fragmentation by offered demand.
     pub curve: Vec<Point>,
     /// The allocated GPUs after each arrival, in percent of all.
     #[serde(skip)]
     pub allocated: Vec<f64>,
-    /// The mean time of a filter call, in microseconds.
     pub filter_micros: f64,
-    /// The duration of the run.
     pub seconds: f64,
-    /// Waiting times and evictions, if pods wait.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub waits: Option<Waits>,
-    /// The gains of plans.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub joins: Vec<JoinGain>,
 }
 
 /// Places all pods of a job; `None` if it was stopped.
-///
-/// # Errors
-/// An invariant that does not hold, or an answer of the scheduler that makes no sense.
 pub async fn run(job: Job<'_>, stop: &AtomicBool) -> Result<Option<RunResult>> {
     let began = Instant::now();
     let capacity = job.world.capacity();
-    let demand = job
-        .tune
-        .filter(|_| !job.in_order)
-        .map(|part| floor(part * real(capacity)));
+    let tune = job.tune.filter(|_| !job.in_order);
+    let demand = tune.map(|part| floor(part * real(capacity)));
     let arrivals = arrivals(job, demand);
-    let mut run = ReplayRun::new(job)?;
-    for (at, arrival) in arrivals.iter().enumerate() {
+    let mut run = ReplayRun::new(job, &arrivals)?;
+    for at in 0..arrivals.len() {
         if stop.load(Ordering::Relaxed) {
             return Ok(None);
         }
-        run.arrive(&arrivals, arrival, at)
-            .await
-            .with_context(|| format!("{} of {} pods", at + 1, arrivals.len()))?;
+        let arrived = run.arrive(at).await;
+        arrived.with_context(|| format!("{} of {} pods", at + 1, arrivals.len()))?;
     }
     if run.queue.is_some() {
-        run.depart_until(&arrivals, i64::MAX).await?;
+        run.depart_until(i64::MAX).await?;
     }
     run.check()?;
-    // The arrivals end before the pod that would exceed the wanted demand, so that the demand is not quite reached.
-    let last = demand.map(|demand| usize::try_from(floor(percent(demand, capacity))).unwrap_or(0));
-    let points = run.curve.points();
-    let curve = match last.filter(|_| !job.departures) {
-        Some(last) => without_gaps(&points, last),
-        None => points,
-    };
+    let mut curve = run.curve.points();
+    if let Some(demand) = demand
+        && !job.options.departures
+    {
+        // The arrivals end before the pod that would exceed the wanted demand, so that the demand is not quite reached.
+        let last = usize::try_from(floor(percent(demand, capacity))).unwrap_or(0);
+        curve = without_gaps(&curve, last);
+    }
     Ok(Some(RunResult {
         seed: job.seed,
         pods: arrivals.len(),
         curve,
-        waits: run.waits(&arrivals),
+        waits: run.waits()?,
         filter_micros: run.engine.filter_micros(),
         seconds: began.elapsed().as_secs_f64(),
         ..run.result
@@ -144,7 +152,7 @@ fn arrivals(job: Job<'_>, demand: Option<i64>) -> Vec<Arrival> {
     } else {
         shuffled(job.world, job.seed, to_come)
     };
-    if job.departures || job.in_order {
+    if job.options.departures || job.in_order {
         by_time(job.world, &mut arrivals);
     }
     arrivals
@@ -153,6 +161,7 @@ fn arrivals(job: Job<'_>, demand: Option<i64>) -> Vec<Arrival> {
 /// A run under way; its methods name a pod by the index of its arrival (`at`).
 struct ReplayRun<'w> {
     job: Job<'w>,
+    arrivals: &'w [Arrival],
     engine: Engine<'w>,
     chooser: Option<Chooser<'w>>,
     occupancy: FreeRoom,
@@ -168,51 +177,40 @@ struct ReplayRun<'w> {
     /// The places of the pods by the index of their arrival; `None` for a pod that was not placed or has left.
     places: Vec<Option<Place>>,
     curve: Curve,
-    /// The counts so far.
     result: RunResult,
     n_placed: u32,
 }
 
-/// A node, and the parts of its GPUs.
 type Place = (usize, Vec<GpuShare>);
 
 impl<'w> ReplayRun<'w> {
-    /// A run before its first pod arrives.
-    fn new(job: Job<'w>) -> Result<Self> {
-        let Job {
-            world,
-            typical,
-            policy,
-            conditions,
-            seed,
-            ..
-        } = job;
-        let mut dice = StdRng::seed_from_u64(seed);
-        let ties = conditions.ties(world, seed, &mut dice);
-        let (policies, chooser) = match policy {
+    fn new(job: Job<'w>, arrivals: &'w [Arrival]) -> Result<Self> {
+        let Job { world, typical, .. } = job;
+        let mut dice = StdRng::seed_from_u64(job.seed);
+        let ties = job.conditions.ties(world, job.seed, &mut dice);
+        let (policies, chooser) = match job.policy {
             Policy::Engine(policies) => (*policies, None),
             Policy::Reference(reference) => (
                 Policies::default(),
                 Some(Chooser::new(world, *reference, typical, dice)),
             ),
         };
-        let configuration = conditions.configuration(chooser.is_some())?;
+        let configuration = job.conditions.configuration(chooser.is_some())?;
         let occupancy = FreeRoom::at_start(world);
-        let fragments: Vec<f64> = occupancy
-            .nodes()
-            .iter()
-            .enumerate()
-            .map(|(at, free)| fragment(world, at, free, typical))
-            .collect();
+        let mut fragments = Vec::new();
+        for (at, free) in occupancy.nodes().iter().enumerate() {
+            fragments.push(fragment(world, at, free, typical));
+        }
         Ok(Self {
             job,
-            engine: Engine::new(world, policies, job.answer_nodes, &configuration, ties)?,
+            arrivals,
+            engine: Engine::new(world, policies, job.options.answer_nodes, &configuration, ties)?,
             chooser,
             occupancy,
             fragment: fragments.iter().sum(),
             fragments,
             offered: world.present_demand(),
-            queue: job.evictions.map(Queue::new),
+            queue: job.options.evictions.map(Queue::new),
             stays: BinaryHeap::new(),
             places: Vec::new(),
             curve: Curve::default(),
@@ -222,25 +220,25 @@ impl<'w> ReplayRun<'w> {
     }
 
     /// Handles the arrival of one pod: pods whose time is over leave first, then the pod is placed if it fits.
-    async fn arrive(&mut self, arrivals: &[Arrival], arrival: &Arrival, at: usize) -> Result<()> {
-        let pod = self.pod(arrival)?;
+    async fn arrive(&mut self, at: usize) -> Result<()> {
+        let (arrival, pod) = self.pod(at)?;
         let now = pod.stay.from.unwrap_or(0);
-        if self.job.departures {
-            self.depart_until(arrivals, now).await?;
+        if self.job.options.departures {
+            self.depart_until(now).await?;
         }
         self.places.push(None);
         if let Some(queue) = &mut self.queue {
             queue.add(self.job.seed, &arrival.name, pod.demand(), now);
             let nodes: Vec<usize> = (0..self.job.world.nodes.len()).collect();
-            self.seat(arrivals, at, &nodes, now).await?;
-            self.seat_waiting(arrivals, now).await?;
+            self.seat(at, &nodes, now).await?;
+            self.seat_waiting(now).await?;
         } else {
-            if self.job.departures {
-                self.stays
-                    .extend(pod.stay.end(self.job.stretch).map(|end| Reverse((end, at))));
+            if self.job.options.departures {
+                let end = pod.stay.end(self.job.options.stretch);
+                self.stays.extend(end.map(|end| Reverse((end, at))));
             }
             self.engine.create(pod, arrival, self.rank(at, now))?;
-            if !self.settle(arrival, at).await? {
+            if !self.settle(at).await? {
                 self.result.unplaced += 1;
                 self.engine.delete(pod, arrival);
             }
@@ -253,22 +251,24 @@ impl<'w> ReplayRun<'w> {
             .add(percent(self.offered, capacity), allocated, fragment);
         self.result.allocated.push(allocated);
         if allocated >= NEARLY_FULL && self.result.joins.is_empty() {
-            let gains = self.job.joins.iter().map(|most| self.engine.join(*most));
-            self.result.joins = gains.collect::<Result<_>>()?;
+            for most in &self.job.options.join {
+                self.result.joins.push(self.engine.join(*most)?);
+            }
         }
         Ok(())
     }
 
-    fn pod(&self, arrival: &Arrival) -> Result<&'w ReplayPod> {
-        let pod = self.job.world.pods.get(arrival.pod);
-        pod.context("there is no such pod")
+    fn pod(&self, at: usize) -> Result<(&'w Arrival, &'w ReplayPod)> {
+        let arrival = self.arrivals.get(at);
+        let pod = arrival.and_then(|arrival| self.job.world.pods.get(arrival.pod));
+        arrival.zip(pod).context("there is no such pod")
     }
 
     /// The rank of a pod in a run with evictions or plans, which choose pods by their ranks; `None` in other runs.
     fn rank(&self, at: usize, now: i64) -> Option<PodRank> {
         let priority = match &self.queue {
             Some(queue) => queue.priority(at),
-            None if self.job.joins.is_empty() => return None,
+            None if self.job.options.join.is_empty() => return None,
             None => 0,
         };
         Some(PodRank {
@@ -278,8 +278,8 @@ impl<'w> ReplayRun<'w> {
     }
 
     /// Places the engine's current pod; returns false if it fits nowhere.
-    async fn settle(&mut self, arrival: &Arrival, at: usize) -> Result<bool> {
-        let pod = self.pod(arrival)?;
+    async fn settle(&mut self, at: usize) -> Result<bool> {
+        let (arrival, pod) = self.pod(at)?;
         let place = self.place(arrival.pod, pod).await;
         let Some((node, parts)) = place.with_context(|| format!("pod {}", arrival.name))? else {
             return Ok(false);
@@ -288,7 +288,7 @@ impl<'w> ReplayRun<'w> {
         self.update_fragment(node);
         self.n_placed += 1;
         // All invariants of a large cluster take longer than hundreds of placements.
-        if self.n_placed.is_multiple_of(self.job.check_every) {
+        if self.n_placed.is_multiple_of(self.job.options.check_every) {
             self.check()?;
         }
         if let Some(place) = self.places.get_mut(at) {
@@ -299,65 +299,56 @@ impl<'w> ReplayRun<'w> {
 
     /// Places a pod of the queue if it fits on one of these nodes, which have new room, or once pods are evicted from one of them
     /// for it. Evicted pods are placed elsewhere, or wait.
-    async fn seat(&mut self, arrivals: &[Arrival], at: usize, nodes: &[usize], now: i64) -> Result<()> {
-        let arrival = arrivals.get(at).context("there is no such pod")?;
-        let pod = self.pod(arrival)?;
+    async fn seat(&mut self, at: usize, nodes: &[usize], now: i64) -> Result<()> {
+        let (arrival, pod) = self.pod(at)?;
         let may_fit = |node: &usize| {
             let free = self.occupancy.node(*node);
             self.job.world.is_eligible(pod.eligible, *node)
                 && free.is_some_and(|free| free.cpu_free >= pod.cpu && free.n_with(pod.milli) >= pod.gpus)
         };
-        if nodes.iter().any(may_fit) && self.seat_one(arrivals, at, now).await? {
+        if nodes.iter().any(may_fit) && self.seat_one(at, now).await? {
             return Ok(());
         }
-        let may_preempt = self.queue.as_ref().is_some_and(|queue| queue.may_preempt(at));
-        if !may_preempt {
+        if !self.queue.as_ref().is_some_and(|queue| queue.may_preempt(at)) {
             return Ok(());
         }
         self.engine.create(pod, arrival, self.rank(at, now))?;
-        let evicted = self.evict_for(arrivals, pod, nodes, now)?;
+        let evicted = self.evict_for(pod, nodes, now)?;
         if !evicted.is_empty() {
-            self.seat_one(arrivals, at, now).await?;
+            self.seat_one(at, now).await?;
         }
         for at in evicted {
-            self.seat_one(arrivals, at, now).await?;
+            self.seat_one(at, now).await?;
         }
         Ok(())
     }
 
     /// Tries once to place a pod of the queue, without evictions; returns false if it fits nowhere.
-    async fn seat_one(&mut self, arrivals: &[Arrival], at: usize, now: i64) -> Result<bool> {
-        let arrival = arrivals.get(at).context("there is no such pod")?;
-        let pod = self.pod(arrival)?;
+    async fn seat_one(&mut self, at: usize, now: i64) -> Result<bool> {
+        let (arrival, pod) = self.pod(at)?;
         self.engine.create(pod, arrival, self.rank(at, now))?;
-        let is_placed = self.settle(arrival, at).await?;
+        let is_placed = self.settle(at).await?;
         if let Some(queue) = self.queue.as_mut().filter(|_| is_placed) {
             queue.start(at, now);
-            let life = pod.stay.seconds(self.job.stretch);
+            let life = pod.stay.seconds(self.job.options.stretch);
             self.stays.extend(life.map(|life| Reverse((now + life, at))));
         }
         Ok(is_placed)
     }
 
     /// Places waiting pods on the nodes that have new room, until the evictions for them make no more.
-    async fn seat_waiting(&mut self, arrivals: &[Arrival], now: i64) -> Result<()> {
+    async fn seat_waiting(&mut self, now: i64) -> Result<()> {
         while let Some(queue) = self.queue.as_mut().filter(|queue| !queue.freed.is_empty()) {
             let freed = std::mem::take(&mut queue.freed);
             for at in queue.waiting() {
-                self.seat(arrivals, at, &freed, now).await?;
+                self.seat(at, &freed, now).await?;
             }
         }
         Ok(())
     }
 
     /// Evicts pods from one of these nodes so that the engine's current pod, which is `pod`, fits there; returns the evicted pods.
-    fn evict_for(
-        &mut self,
-        arrivals: &[Arrival],
-        pod: &ReplayPod,
-        nodes: &[usize],
-        now: i64,
-    ) -> Result<Vec<usize>> {
+    fn evict_for(&mut self, pod: &ReplayPod, nodes: &[usize], now: i64) -> Result<Vec<usize>> {
         let (mut short, mut others) = (Vec::new(), Vec::new());
         for node in nodes {
             let free = self.occupancy.node(*node).context("there is no such node")?;
@@ -371,24 +362,20 @@ impl<'w> ReplayRun<'w> {
                 others.push(*node);
             }
         }
-        let by_kube_scheduler = || self.engine.room(&short);
-        let by_make_room = || self.engine.room(&others);
-        let found = match self.job.evictions {
-            None | Some(Evictions::None) => None,
-            Some(Evictions::MakeRoom) => by_make_room()?,
-            Some(Evictions::KubeScheduler) => by_kube_scheduler()?,
-            Some(Evictions::Both) => match by_kube_scheduler()? {
-                None => by_make_room()?,
-                found => found,
-            },
-        };
+        let evictions = self.job.options.evictions;
+        let mut found = None;
+        if let Some(Evictions::KubeScheduler | Evictions::Both) = evictions {
+            found = self.engine.room(&short)?;
+        }
+        if let (None, Some(Evictions::MakeRoom | Evictions::Both)) = (&found, evictions) {
+            found = self.engine.room(&others)?;
+        }
         let mut evicted = Vec::new();
         for victim in found.iter().flat_map(|(_, room)| &room.victims) {
-            let at = arrivals
-                .iter()
-                .position(|arrival| *arrival.name == *victim.pod.name);
+            let mut arrivals = self.arrivals.iter();
+            let at = arrivals.position(|arrival| *arrival.name == *victim.pod.name);
             let at = at.context("a victim never arrived")?;
-            if let Some(node) = self.leave(arrivals, at)? {
+            if let Some(node) = self.leave(at)? {
                 self.stays.retain(|Reverse((_, staying))| *staying != at);
                 evicted.push(at);
                 if let Some(queue) = &mut self.queue {
@@ -400,9 +387,8 @@ impl<'w> ReplayRun<'w> {
     }
 
     /// Deletes a pod from its node; returns the node, if it was placed.
-    fn leave(&mut self, arrivals: &[Arrival], at: usize) -> Result<Option<usize>> {
-        let arrival = arrivals.get(at).context("there is no such pod")?;
-        let pod = self.pod(arrival)?;
+    fn leave(&mut self, at: usize) -> Result<Option<usize>> {
+        let (arrival, pod) = self.pod(at)?;
         let Some((node, parts)) = self.places.get_mut(at).and_then(Option::take) else {
             return Ok(None);
         };
@@ -413,29 +399,31 @@ impl<'w> ReplayRun<'w> {
     }
 
     /// Deletes the pods whose end has come, and gives their room to waiting pods at once.
-    async fn depart_until(&mut self, arrivals: &[Arrival], now: i64) -> Result<()> {
-        while let Some(Reverse((end, at))) =
-            self.stays.peek().copied().filter(|Reverse((end, _))| *end <= now)
+    async fn depart_until(&mut self, now: i64) -> Result<()> {
+        while let Some(Reverse((end, at))) = self.stays.peek().copied()
+            && end <= now
         {
             self.stays.pop();
-            let arrival = arrivals.get(at).context("there is no such pod")?;
-            self.offered -= self.pod(arrival)?.demand();
-            let node = self.leave(arrivals, at)?;
+            self.offered -= self.pod(at)?.1.demand();
+            let node = self.leave(at)?;
             if let Some(queue) = &mut self.queue {
                 queue.freed.extend(node);
             }
-            self.seat_waiting(arrivals, end).await?;
+            self.seat_waiting(end).await?;
         }
         Ok(())
     }
 
-    /// Waiting times and evictions, if refused pods wait.
-    fn waits(&self, arrivals: &[Arrival]) -> Option<Waits> {
+    fn waits(&self) -> Result<Option<Waits>> {
+        let Some(queue) = &self.queue else {
+            return Ok(None);
+        };
         let mut asked = 0;
-        for pod in arrivals.iter().filter_map(|arrival| self.pod(arrival).ok()) {
-            asked += pod.demand() * pod.stay.seconds(self.job.stretch).unwrap_or(0);
+        for at in 0..self.arrivals.len() {
+            let (_, pod) = self.pod(at)?;
+            asked += pod.demand() * pod.stay.seconds(self.job.options.stretch).unwrap_or(0);
         }
-        self.queue.as_ref().map(|queue| queue.waits(asked))
+        Ok(Some(queue.waits(asked)))
     }
 
     /// Finds a place for a pod and binds it there; `None` if it fits nowhere or kube-scheduler would not try it again.

@@ -41,11 +41,9 @@ const THOUSAND: i128 = 1000;
 /// The objects of a cluster that a replay reads, as the API server shows them.
 #[derive(Clone, Debug, Default)]
 pub struct ClusterObjects {
-    /// Nodes.
     pub nodes: Vec<Value>,
     /// Objects of Koordinator's kind Device; none if the cluster lacks that kind.
     pub devices: Vec<Value>,
-    /// Pods of all namespaces.
     pub pods: Vec<Value>,
 }
 
@@ -53,9 +51,6 @@ pub struct ClusterObjects {
 ///
 /// Its pods are placed again, but for those that are tied to their nodes. With `arrivals` these alone are placed: the cluster's
 /// pods stay on their nodes, and those without a node are left out.
-///
-/// # Errors
-/// An object that cannot be read.
 pub fn world(seen: &ClusterObjects, arrivals: Option<&[TracePod]>) -> Result<ReplayInput> {
     let cluster = Objects::of(seen)?;
     let mut world = ReplayInput {
@@ -73,23 +68,20 @@ pub fn world(seen: &ClusterObjects, arrivals: Option<&[TracePod]>) -> Result<Rep
         let parts = cluster.held.get(&object.uid().unwrap_or_default()).cloned();
         let parts = parts.unwrap_or_default();
         match node_idx {
-            Some(node) if arrivals.is_some() || is_tied(object) => {
-                world.present.push(PlacedPod {
-                    object: (*value).clone(),
-                    pod,
-                    node,
-                    parts,
-                });
-            }
-            _ if arrivals.is_some() => {}
+            Some(node) if arrivals.is_some() || is_tied(object) => world.present.push(PlacedPod {
+                object: (*value).clone(),
+                pod,
+                node,
+                parts,
+            }),
             Some(node) => {
                 // Where the pod is today, for the comparison with the replay.
                 world.bound_today.push((world.pods.len(), node, parts));
                 world.pods.push(pod);
             }
             // A pod on a node that is gone is no pod to place.
-            None if node.is_some() => {}
-            None => world.pods.push(pod),
+            None if node.is_none() && arrivals.is_none() => world.pods.push(pod),
+            None => {}
         }
     }
     if let Some(rows) = arrivals {
@@ -148,9 +140,7 @@ impl<'s> Objects<'s> {
         // By name, so that pods created in the same second come in the order of their names; the API server lists by namespace
         // first.
         pods.sort_by_key(|(_, pod)| pod.metadata.name.clone());
-        let names = nodes
-            .iter()
-            .map(|node| node.metadata.name.clone().unwrap_or_default());
+        let names = nodes.iter().map(ResourceExt::name_any);
         let by_name = names.zip(0..).collect();
         let mut cluster = Self {
             seen,
@@ -176,9 +166,7 @@ impl<'s> Objects<'s> {
         );
         let (mut bytes, mut n_gpus) = (0_i64, 0_i64);
         for node in &self.nodes {
-            let id = index
-                .fleet()
-                .node_id(node.metadata.name.as_deref().unwrap_or_default());
+            let id = index.fleet().node_id(&node.name_any());
             let view = id.and_then(|id| index.fleet().view(id));
             let gpus = view.map(placement::NodeView::gpus).unwrap_or_default();
             let mut minors = Vec::new();
@@ -200,15 +188,10 @@ impl<'s> Objects<'s> {
             .nodes
             .iter()
             .map(|node| ResourceAmounts::allocatable(node).get(GPU_MEM) / THOUSAND);
-        let units: i128 = units.sum();
-        let n_gpus = n_gpus.max(1);
-        self.per_gpu = [
-            (bytes / n_gpus).max(1),
-            (i64::try_from(units).unwrap_or(0) / n_gpus).max(1),
-        ];
+        let units = i64::try_from(units.sum::<i128>()).unwrap_or(0);
+        self.per_gpu = [bytes, units].map(|amount| (amount / n_gpus.max(1)).max(1));
     }
 
-    /// The nodes in the form of a replay, with their Device objects.
     fn nodes(&self) -> Result<Vec<ReplayNode>> {
         let mut devices: HashMap<&str, &Value> = HashMap::new();
         for device in &self.seen.devices {
@@ -229,7 +212,6 @@ impl<'s> Objects<'s> {
         Ok(nodes)
     }
 
-    /// A pod in the form of a replay; `value` and `object` are the same Pod.
     fn pod(&self, value: &Value, object: &PodObject) -> Result<ReplayPod> {
         let (gpus, milli) = self.gpus(value, object)?;
         let created = object.metadata.creation_timestamp.as_ref();
@@ -258,10 +240,8 @@ impl<'s> Objects<'s> {
         }
         let pod: proto::pod::Pod = read(value)?;
         // A malformed request counts as none: the extender refuses the pod, as it would in the cluster.
-        let Ok(Some(request)) = PodRequest::read(&pod, &ResourceNames::default()) else {
-            return Ok((0, 0));
-        };
-        let Some(request) = request.gpus else {
+        let request = PodRequest::read(&pod, &ResourceNames::default()).ok().flatten();
+        let Some(request) = request.and_then(|request| request.gpus) else {
             return Ok((0, 0));
         };
         let devices = i64::from(request.devices).max(1);
@@ -276,7 +256,7 @@ impl<'s> Objects<'s> {
         // Rounded up to whole percents, the grain of the engine.
         let milli = (milli + PERCENT - 1) / PERCENT * PERCENT;
         Ok(if milli > 0 {
-            (usize::try_from(devices).unwrap_or(0), milli)
+            (usize::try_from(devices)?, milli)
         } else {
             (0, 0)
         })
@@ -295,10 +275,7 @@ impl NodeSets {
     /// The index in `sets` of the nodes that a pod's selectors, affinity and tolerations allow; `None` for all nodes.
     fn of(&mut self, pod: &PodObject, cluster: &Objects<'_>) -> Option<usize> {
         let spec = pod.spec.as_ref()?;
-        let affinity = spec
-            .affinity
-            .as_ref()
-            .and_then(|affinity| affinity.node_affinity.as_ref());
+        let affinity = spec.affinity.as_ref().map(|affinity| &affinity.node_affinity);
         let constraints = json!([spec.node_selector, spec.tolerations, affinity]).to_string();
         if let Some(set) = self.known.get(&constraints) {
             return *set;
@@ -316,13 +293,11 @@ impl NodeSets {
     }
 }
 
-/// Decodes an object; the error names it.
 pub fn read<T: serde::de::DeserializeOwned>(value: &Value) -> Result<T> {
     let name = value.pointer("/metadata/name").and_then(Value::as_str);
     T::deserialize(value).with_context(|| format!("{} cannot be read", name.unwrap_or("(unnamed)")))
 }
 
-/// An amount as 64 bits, at most the largest that fits.
 fn narrow(amount: i128) -> i64 {
     i64::try_from(amount).unwrap_or(i64::MAX)
 }

@@ -11,45 +11,30 @@ use super::run::RunResult;
 use super::world::{ReplayInput, ReplayPod};
 use kit::console::table;
 
-/// The percentage of offered demand at which allocation is shown, besides the end.
 const ALLOCATED_AT: usize = 100;
-/// Percentages of offered demand at which fragmentation is shown.
 const FRAGMENT_AT: [usize; 2] = [80, 100];
 /// The policy column of the line that shows a cluster before the replay.
 const AS_IT_IS: &str = "as it is";
 
-/// The results of one policy under one set of conditions, over the runs of all seeds.
 #[derive(Clone, Debug, Serialize)]
 pub struct Summary {
-    /// The source of the pods.
     pub list: String,
-    /// The policy.
     pub policy: String,
-    /// The label of the conditions.
     pub conditions: String,
-    /// The averages over all runs, by percent of offered demand.
     pub curve: Vec<AllocationSpread>,
-    /// The runs.
     pub runs: Vec<RunResult>,
 }
 
-/// Averages over runs at one percentage of offered demand.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct AllocationSpread {
-    /// GPUs that have been asked for, in percent of all.
     pub offered: usize,
-    /// GPUs that are allocated, in percent of all.
     pub allocated: f64,
-    /// Standard deviation of `allocated` over the runs.
     pub allocated_sd: f64,
-    /// Idle GPUs that typical pods could not use, in percent of all.
     pub fragment: f64,
-    /// Standard deviation of `fragment` over the runs.
     pub fragment_sd: f64,
 }
 
 impl Summary {
-    /// Averages over the given runs.
     pub fn of(list: &str, policy: String, conditions: &str, runs: Vec<RunResult>) -> Self {
         let mut points: BTreeMap<usize, (Vec<f64>, Vec<f64>)> = BTreeMap::new();
         for point in runs.iter().flat_map(|run| &run.curve) {
@@ -78,7 +63,6 @@ impl Summary {
         }
     }
 
-    /// The averages at a percentage of offered demand, if it was reached.
     pub fn at(&self, offered: usize) -> Option<&AllocationSpread> {
         self.curve.iter().find(|spread| spread.offered == offered)
     }
@@ -113,15 +97,16 @@ impl Summary {
         if self.runs.is_empty() {
             return std::array::from_fn(|_| absent());
         }
-        let micros = match self.mean(|run| run.filter_micros) {
-            micros if micros > 0.0 => format!("{micros:.0}"),
-            _ => absent(),
-        };
+        let micros = self.mean(|run| run.filter_micros);
         [
             format!("{:.0}", self.mean(|run| float(run.unplaced))),
             format!("{:.0}", self.mean(|run| float(run.sample_refusals))),
             format!("{:.1}", self.mean(|run| float(run.missed))),
-            micros,
+            if micros > 0.0 {
+                format!("{micros:.0}")
+            } else {
+                absent()
+            },
             format!("{:.1}", self.mean(|run| run.seconds)),
         ]
     }
@@ -163,7 +148,6 @@ pub fn render(summaries: &[Summary]) -> String {
     results.to_string()
 }
 
-/// A cell without a value.
 fn absent() -> String {
     "-".to_owned()
 }

@@ -16,33 +16,21 @@ pub const PERCENT: i64 = 10;
 /// The most GPUs of a node or a pod; a larger number in a trace is taken for a mistake.
 const MAX_GPUS: usize = 1024;
 
-/// A node of a trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeRow {
-    /// Its name.
     pub name: String,
-    /// Thousandths of a CPU.
     pub cpu_milli: i64,
-    /// Host memory in MiB.
     pub memory_mib: i64,
-    /// Number of GPUs.
     pub gpus: usize,
-    /// The model of its GPUs.
     pub model: String,
 }
 
-/// A pod of a trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TracePod {
-    /// Its name.
     pub name: String,
-    /// Thousandths of a CPU.
     pub cpu_milli: i64,
-    /// Host memory in MiB.
     pub memory_mib: i64,
-    /// Number of GPUs.
     pub gpus: usize,
-    /// Thousandths of each of its GPUs.
     pub gpu_milli: i64,
     /// The GPU models that it accepts, as the trace writes them (`T4|V100`); empty if it accepts any.
     pub models: String,
@@ -54,32 +42,14 @@ pub struct TracePod {
     pub deleted: Option<i64>,
 }
 
-/// Reads a file of nodes.
-///
-/// # Errors
-/// The file, the line and the column that cannot be read.
 pub fn nodes(path: &Path) -> Result<Vec<NodeRow>> {
-    rows(path, nodes_of)
+    nodes_of(&files::read(path)?).with_context(|| path.display().to_string())
 }
 
-/// Reads a file of pods.
-///
-/// # Errors
-/// The file, the line and the column that cannot be read.
 pub fn pods(path: &Path) -> Result<Vec<TracePod>> {
-    rows(path, pods_of)
+    pods_of(&files::read(path)?).with_context(|| path.display().to_string())
 }
 
-/// Reads a file and parses it; an error names the file.
-fn rows<T>(path: &Path, parse: impl Fn(&str) -> Result<Vec<T>>) -> Result<Vec<T>> {
-    let text = files::read(path)?;
-    parse(&text).with_context(|| path.display().to_string())
-}
-
-/// Parses nodes.
-///
-/// # Errors
-/// The line and the column that cannot be read.
 pub fn nodes_of(text: &str) -> Result<Vec<NodeRow>> {
     parse(text, |row| {
         let gpus = row.number("gpu")?;
@@ -94,10 +64,6 @@ pub fn nodes_of(text: &str) -> Result<Vec<NodeRow>> {
     })
 }
 
-/// Parses pods.
-///
-/// # Errors
-/// The line and the column that cannot be read.
 pub fn pods_of(text: &str) -> Result<Vec<TracePod>> {
     parse(text, |row| {
         let pod = TracePod {
@@ -144,7 +110,6 @@ fn parse<T>(text: &str, parse: impl Fn(TraceRow<'_>) -> Result<T>) -> Result<Vec
     rows.collect()
 }
 
-/// The cells of one line, and the names of the columns.
 struct TraceRow<'a> {
     heads: &'a [&'a str],
     cells: Vec<&'a str>,
@@ -157,7 +122,6 @@ impl TraceRow<'_> {
         Some(self.cells.get(at).copied().unwrap_or_default())
     }
 
-    /// The text in a column that the file must have.
     fn text(&self, column: &str) -> Result<&str> {
         self.cell(column)
             .with_context(|| format!("there is no column {column}"))

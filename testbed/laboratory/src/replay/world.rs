@@ -24,61 +24,46 @@ pub struct ReplayInput {
     pub is_in_percents: bool,
 }
 
-/// A pod that is on its node from the start.
 #[derive(Clone, Debug)]
 pub struct PlacedPod {
     /// The object as the API server shows it.
     pub object: Value,
-    /// The pod's name and request.
     pub pod: ReplayPod,
-    /// The index of its node.
     pub node: usize,
-    /// The parts of GPUs that the pod holds there.
     pub parts: Vec<GpuShare>,
 }
 
-/// A node.
 #[derive(Clone, Debug)]
 pub struct ReplayNode {
-    /// Its name.
     pub name: Box<str>,
     /// Allocatable thousandths of a CPU.
     pub cpu: i64,
-    /// The minors of its GPUs.
     pub minors: Box<[i32]>,
     /// The object as the API server would show it.
     pub object: Value,
-    /// Its Device object, if it has one.
     pub device: Option<Value>,
 }
 
-/// A pod.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ReplayPod {
-    /// Its name.
     pub name: Box<str>,
-    /// Its namespace.
     pub namespace: Box<str>,
     /// The object as its user writes it: without a node and a status.
     pub object: Value,
     /// Thousandths of a CPU.
     pub cpu: i64,
-    /// The number of GPUs.
     pub gpus: usize,
     /// Thousandths of each of them.
     pub milli: i64,
     /// The index in [`ReplayInput::eligible`] of the nodes that it may go to; `None` if that is every node.
     pub eligible: Option<usize>,
-    /// The times at which it comes and goes, in seconds.
     pub stay: Lifetime,
 }
 
 /// The times at which a pod comes and goes, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Lifetime {
-    /// Its arrival.
     pub from: Option<i64>,
-    /// Its end.
     pub to: Option<i64>,
 }
 
@@ -96,7 +81,6 @@ impl Lifetime {
 }
 
 impl ReplayPod {
-    /// The thousandths of a GPU that the pod asks for, over all its GPUs.
     pub fn demand(&self) -> i64 {
         i64::try_from(self.gpus)
             .unwrap_or(i64::MAX)
@@ -105,7 +89,6 @@ impl ReplayPod {
 }
 
 impl ReplayInput {
-    /// GPU thousandths of all nodes.
     pub fn capacity(&self) -> i64 {
         let gpus: usize = self.nodes.iter().map(|node| node.minors.len()).sum();
         i64::try_from(gpus).unwrap_or(0) * WHOLE
@@ -119,10 +102,8 @@ impl ReplayInput {
     /// True if the node is in the set of nodes with this index in `eligible`; `None` is the set of all nodes.
     pub fn is_eligible(&self, set: Option<usize>, node: usize) -> bool {
         let Some(set) = set else { return true };
-        self.eligible
-            .get(set)
-            .and_then(|set| set.get(node))
-            .copied()
-            .unwrap_or(false)
+        let set = self.eligible.get(set);
+        set.and_then(|set| set.get(node))
+            .is_some_and(|is_eligible| *is_eligible)
     }
 }

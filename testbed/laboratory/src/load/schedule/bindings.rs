@@ -9,6 +9,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, ResourceExt};
 use tokio::sync::watch;
+use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::fill::{LABEL, NAMESPACE, WAITING};
@@ -17,25 +18,18 @@ use kit::pod_fields::{node_of, unscheduled_because};
 /// The longest wait without any event of the watch.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The pods and bindings that the watch has shown so far.
 #[derive(Debug, Default)]
-pub(super) struct BindingLog {
+struct BindingLog {
     /// True once the watch has listed what existed before.
     is_watching: bool,
-    /// The names of the pods that exist.
     existing: BTreeSet<String>,
-    /// The times at which the watch showed pods as bound, by name.
+    /// The times at which the watch showed pods as bound, by name; also of pods that are gone.
     bound: BTreeMap<String, Instant>,
     /// The last message of a scheduler about a pod that it cannot place.
     refusal: Option<String>,
 }
 
 impl BindingLog {
-    /// The time of the last binding, also of a pod that is gone.
-    pub(super) fn last_bound(&self) -> Option<Instant> {
-        self.bound.values().max().copied()
-    }
-
     /// Takes note of a pod that the watch shows: it is there, may be bound, or may be refused.
     fn apply(&mut self, pod: &Pod) {
         let name = pod.name_any();
@@ -50,11 +44,9 @@ impl BindingLog {
     }
 }
 
-/// A watch on the pods that the schedulers have to place.
 #[derive(Debug)]
 pub(super) struct BindingWatch {
-    shown: watch::Receiver<BindingLog>,
-    sender: watch::Sender<BindingLog>,
+    log: watch::Sender<BindingLog>,
     _watching: AbortOnDropHandle<()>,
 }
 
@@ -62,80 +54,72 @@ impl BindingWatch {
     /// Starts the watch, and waits until it has listed the pods that are there.
     pub(super) async fn watch(client: &Client) -> Result<Self> {
         let pods: Api<Pod> = Api::namespaced(client.clone(), NAMESPACE);
-        let (sender, shown) = watch::channel(BindingLog::default());
-        let watching = AbortOnDropHandle::new(tokio::spawn(follow(pods, sender.clone())));
-        let mut bindings = Self {
-            shown,
-            sender,
-            _watching: watching,
+        let log = watch::Sender::new(BindingLog::default());
+        let watching = tokio::spawn(follow(pods, log.clone()));
+        let bindings = Self {
+            log,
+            _watching: AbortOnDropHandle::new(watching),
         };
         bindings
-            .until("the watch to begin", |shown| shown.is_watching)
+            .until("the watch to begin", |log| log.is_watching)
             .await?;
         Ok(bindings)
     }
 
     /// Forgets the bindings of the last round; the pods of the next one have other names.
     pub(super) fn forget(&self) {
-        self.sender.send_modify(|shown| {
-            shown.bound.clear();
-            shown.refusal = None;
+        self.log.send_modify(|log| {
+            log.bound.clear();
+            log.refusal = None;
         });
     }
 
-    /// Returns the pods and bindings that the watch has shown so far.
-    pub(super) fn shown(&self) -> watch::Ref<'_, BindingLog> {
-        self.shown.borrow()
+    pub(super) fn last_bound(&self) -> Option<Instant> {
+        self.log.borrow().bound.values().max().copied()
     }
 
-    /// Waits until `n_pods` have been bound.
-    pub(super) async fn until_bound(&mut self, n_pods: usize) -> Result<()> {
-        self.until("pods to be bound", |shown| shown.bound.len() >= n_pods)
+    pub(super) async fn until_bound(&self, n_pods: usize) -> Result<()> {
+        self.until("pods to be bound", |log| log.bound.len() >= n_pods)
             .await
     }
 
-    /// Waits until no pod is left.
-    pub(super) async fn until_gone(&mut self) -> Result<()> {
-        self.until("pods to be gone", |shown| shown.existing.is_empty())
-            .await
+    pub(super) async fn until_gone(&self) -> Result<()> {
+        self.until("pods to be gone", |log| log.existing.is_empty()).await
     }
 
     /// Waits until a condition holds; fails if the watch shows nothing new for [`PATIENCE`].
-    async fn until(&mut self, what: &str, condition: impl Fn(&BindingLog) -> bool) -> Result<()> {
-        loop {
-            if condition(&self.shown.borrow_and_update()) {
-                return Ok(());
-            }
-            if let Ok(changed) = tokio::time::timeout(PATIENCE, self.shown.changed()).await {
+    async fn until(&self, what: &str, condition: impl Fn(&BindingLog) -> bool) -> Result<()> {
+        let mut shown = self.log.subscribe();
+        while !condition(&shown.borrow_and_update()) {
+            if let Ok(changed) = timeout(PATIENCE, shown.changed()).await {
                 changed?;
                 continue;
             }
-            let shown = self.shown.borrow();
-            let refusal = shown
-                .refusal
-                .as_deref()
-                .unwrap_or("no scheduler says anything; does one of this name run?");
-            let (n_existing, n_bound) = (shown.existing.len(), shown.bound.len());
+            let log = shown.borrow();
+            let refusal = log.refusal.as_deref();
+            let refusal = refusal.unwrap_or("no scheduler says anything; does one of this name run?");
+            let (n_existing, n_bound) = (log.existing.len(), log.bound.len());
             bail!(
                 "nothing happened for {PATIENCE:?} while waiting for {what}; {n_existing} pods are there, {n_bound} were bound: {refusal}"
             );
         }
+        Ok(())
     }
 }
 
 /// Writes everything that a watch of the waiting pods shows into the log.
-async fn follow(pods: Api<Pod>, sender: watch::Sender<BindingLog>) {
+async fn follow(pods: Api<Pod>, log: watch::Sender<BindingLog>) {
     let config = watcher::Config::default().labels(&format!("{LABEL}={WAITING}"));
     let mut events = watcher(pods, config).default_backoff().boxed();
     while let Some(event) = events.next().await {
         match event {
-            Ok(watcher::Event::Init) => sender.send_modify(|shown| shown.existing.clear()),
-            Ok(watcher::Event::InitDone) => sender.send_modify(|shown| shown.is_watching = true),
+            Ok(watcher::Event::Init) => log.send_modify(|log| log.existing.clear()),
+            Ok(watcher::Event::InitDone) => log.send_modify(|log| log.is_watching = true),
             Ok(watcher::Event::InitApply(pod) | watcher::Event::Apply(pod)) => {
-                sender.send_modify(|shown| shown.apply(&pod));
+                log.send_modify(|log| log.apply(&pod));
             }
-            Ok(watcher::Event::Delete(pod)) => sender.send_modify(|shown| {
-                shown.existing.remove(&pod.name_any());
+            Ok(watcher::Event::Delete(pod)) => log.send_modify(|log| {
+                log.existing.remove(&pod.name_any());
             }),
             Err(error) => tracing::warn!(%error, "the watch starts again"),
         }

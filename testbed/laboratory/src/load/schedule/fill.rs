@@ -4,17 +4,18 @@
 //! else.
 
 use std::collections::BTreeSet;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 
+use super::ScheduleArgs;
 use super::objects::{Objects, each};
 use crate::load::fleet;
 use kit::console::Console;
 use kit::pods::set_in;
+use kit::polling;
 
-/// The namespace of the pods.
 pub(super) const NAMESPACE: &str = "gpushare-load";
 /// The label of every object of this load.
 pub(super) const LABEL: &str = "gpushare/load";
@@ -33,21 +34,12 @@ const NODES: &str = "/api/v1/nodes";
 const CRDS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 const DEVICES: &str = "/apis/scheduling.koordinator.sh/v1alpha1/devices";
 
-/// The URL path of a namespaced kind in this load's namespace.
 pub(super) fn path(kind: &str) -> String {
     format!("{NAMESPACES}/{NAMESPACE}/{kind}")
 }
 
-/// The size of the cluster.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct ClusterSize {
-    pub(super) n_nodes: u32,
-    pub(super) n_pods: u32,
-    pub(super) pod_bytes: usize,
-}
-
 /// Creates the objects that are missing; refuses a cluster that has other nodes.
-pub(super) async fn fill(console: &Console, objects: &Objects, size: ClusterSize) -> Result<()> {
+pub(super) async fn fill(console: &Console, objects: &Objects, args: &ScheduleArgs) -> Result<()> {
     let others = objects.names(NODES, &format!("!{LABEL}")).await?;
     ensure!(
         others.is_empty(),
@@ -61,62 +53,51 @@ pub(super) async fn fill(console: &Console, objects: &Objects, size: ClusterSize
     let account = json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}});
     objects.create(&path("serviceaccounts"), &account).await?;
     until_there_are_devices(objects).await?;
-    make_nodes(console, objects, size).await?;
-    make_pods(console, objects, size).await
+    make_nodes(console, objects, args).await?;
+    make_pods(console, objects, args).await
 }
 
 /// Creates the Device object of the first node as soon as the API server serves the new `CustomResourceDefinition`.
 async fn until_there_are_devices(objects: &Objects) -> Result<()> {
     let device = labelled(fleet::device(&fleet::node_name(0)), FLEET);
-    let began = Instant::now();
-    loop {
-        match objects.create(DEVICES, &device).await {
-            Err(_) if began.elapsed() < PATIENCE => tokio::time::sleep(Duration::from_millis(200)).await,
-            made => return made,
-        }
-    }
+    let created = async || objects.create(DEVICES, &device).await.is_ok();
+    polling::until(PATIENCE, "the API server serves no Device objects", created).await
 }
 
-/// Creates the missing nodes and their Device objects.
-async fn make_nodes(console: &Console, objects: &Objects, size: ClusterSize) -> Result<()> {
-    let wanted: BTreeSet<String> = (0..size.n_nodes).map(fleet::node_name).collect();
+async fn make_nodes(console: &Console, objects: &Objects, args: &ScheduleArgs) -> Result<()> {
+    let wanted: BTreeSet<String> = (0..args.nodes).map(fleet::node_name).collect();
     let there = objects.names(NODES, &format!("{LABEL}={FLEET}")).await?;
     ensure!(
         there.is_subset(&wanted),
         "the cluster is filled with more nodes than asked for; empty it with --clean"
     );
-    each(
-        console,
-        "making nodes",
-        wanted.difference(&there),
-        |name| async move {
-            objects
-                .create(DEVICES, &labelled(fleet::device(name), FLEET))
-                .await?;
-            objects.create(NODES, &labelled(fleet::node(name), BEGUN)).await?;
-            // A new node is tainted as not ready until a controller has looked at it.
-            let ready = json!({"metadata": {"labels": {LABEL: FLEET}}, "spec": {"taints": null}});
-            objects.patch(&format!("{NODES}/{name}"), &ready).await
-        },
-    )
-    .await
+    let missing = wanted.difference(&there);
+    each(console, "making nodes", missing, |name| make_node(objects, name)).await
 }
 
-/// Creates the missing bound pods.
-async fn make_pods(console: &Console, objects: &Objects, size: ClusterSize) -> Result<()> {
+async fn make_node(objects: &Objects, name: &str) -> Result<()> {
+    let device = labelled(fleet::device(name), FLEET);
+    objects.create(DEVICES, &device).await?;
+    objects.create(NODES, &labelled(fleet::node(name), BEGUN)).await?;
+    // A new node is tainted as not ready until a controller has looked at it.
+    let ready = json!({"metadata": {"labels": {LABEL: FLEET}}, "spec": {"taints": null}});
+    objects.patch(&format!("{NODES}/{name}"), &ready).await
+}
+
+async fn make_pods(console: &Console, objects: &Objects, args: &ScheduleArgs) -> Result<()> {
     let pods = path("pods");
     // Named by node, so that clusters of different sizes are not mistaken for one another.
-    let name = |idx: u32| format!("bound-{:05}-{}", idx % size.n_nodes, idx / size.n_nodes);
+    let name = |idx: u32| format!("bound-{:05}-{}", idx % args.nodes, idx / args.nodes);
     let there = objects.names(&pods, &format!("{LABEL}={FLEET}")).await?;
-    let wanted: BTreeSet<String> = (0..size.n_pods).map(name).collect();
+    let wanted: BTreeSet<String> = (0..args.n_pods()).map(name).collect();
     ensure!(
         there.is_subset(&wanted),
         "the cluster is filled with more pods than asked for; empty it with --clean"
     );
-    let missing = (0..size.n_pods).filter(|idx| !there.contains(&name(*idx)));
+    let missing = (0..args.n_pods()).filter(|idx| !there.contains(&name(*idx)));
     let (name, pods) = (&name, pods.as_str());
     each(console, "making bound pods", missing, |idx| async move {
-        let mut pod = fleet::bound_pod(idx, size.n_nodes, size.pod_bytes);
+        let mut pod = fleet::bound_pod(idx, args.nodes, args.pod_bytes);
         set_in(&mut pod, "metadata", "name", json!(name(idx)));
         objects.create(pods, &of_load(pod, FLEET)).await
     })

@@ -5,7 +5,6 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-/// A kube-scheduler and its process on this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct HaltedProcess {
     /// The `schedulerName` of its pods.
@@ -13,12 +12,11 @@ pub(super) struct HaltedProcess {
     pid: u32,
 }
 
-/// A stopped process; it goes on at the latest when this is dropped.
+/// A stopped process; it goes on when this is dropped.
 #[derive(Debug)]
 pub(super) struct Halted(HaltedProcess);
 
 impl HaltedProcess {
-    /// Reads `NAME=PID`.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
         let (scheduler, pid) = text
             .split_once('=')
@@ -36,7 +34,6 @@ impl HaltedProcess {
         })
     }
 
-    /// Stops the process (SIGSTOP).
     pub(super) fn halt(&self) -> Result<Halted> {
         self.signal("STOP")?;
         Ok(Halted(self.clone()))
@@ -59,17 +56,11 @@ impl HaltedProcess {
     }
 }
 
-impl Halted {
-    /// Resumes the process (SIGCONT).
-    pub(super) fn go_on(self) -> Result<()> {
-        self.0.signal("CONT")
-    }
-}
-
 impl Drop for Halted {
     fn drop(&mut self) {
-        // The process may have ended.
-        let _ = self.0.signal("CONT");
+        if let Err(error) = self.0.signal("CONT") {
+            tracing::error!(%error, "the scheduler does not go on");
+        }
     }
 }
 
@@ -106,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_is_stopped_until_it_is_resumed_or_dropped() {
+    fn a_process_is_stopped_until_it_is_dropped() {
         let mut echo = Command::new("cat")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -120,18 +111,14 @@ mod tests {
             echo.stdin.take().unwrap(),
             BufReader::new(echo.stdout.take().unwrap()).lines(),
         );
-        for forget in [false, true] {
+        for nth in 0..2 {
             let halted = process.halt().unwrap();
             while state(echo.id()) != Some('T') {
                 std::thread::yield_now();
             }
-            if forget {
-                drop(halted);
-            } else {
-                halted.go_on().unwrap();
-            }
-            writeln!(asked, "{forget}").unwrap();
-            assert_eq!(answers.next().unwrap().unwrap(), forget.to_string());
+            drop(halted);
+            writeln!(asked, "{nth}").unwrap();
+            assert_eq!(answers.next().unwrap().unwrap(), nth.to_string());
         }
         drop(asked);
         echo.wait().unwrap();

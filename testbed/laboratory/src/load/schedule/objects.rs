@@ -11,12 +11,10 @@ use serde_json::Value;
 use crate::replay::live;
 use kit::console::Console;
 
-/// Requests under way at one time.
 const CONCURRENCY: usize = 64;
 /// `Accept` for a list of names only; a server without metadata-only lists may send whole objects.
 const NAMES: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json";
 
-/// The objects of an API server.
 #[derive(Clone)]
 pub(super) struct Objects(Client);
 
@@ -25,45 +23,37 @@ impl Objects {
         Self(client.clone())
     }
 
-    /// Creates an object below a path; one that is there already stays as it is.
     pub(super) async fn create(&self, path: &str, object: &Value) -> Result<()> {
-        let request = Request::post(path)
-            .header(header::CONTENT_TYPE, "application/json")
-            .body(serde_json::to_vec(object)?)?;
-        self.send(request, StatusCode::CONFLICT)
-            .await
-            .with_context(|| format!("cannot create an object of {path}"))
+        let request = Request::post(path).header(header::CONTENT_TYPE, "application/json");
+        let request = request.body(serde_json::to_vec(object)?)?;
+        let sent = self.send(request, StatusCode::CONFLICT).await;
+        sent.with_context(|| format!("cannot create an object of {path}"))
     }
 
-    /// Merges a change into an object.
     pub(super) async fn patch(&self, path: &str, change: &Value) -> Result<()> {
         let request = Request::patch(path).header(header::CONTENT_TYPE, "application/merge-patch+json");
         let request = request.body(serde_json::to_vec(change)?)?;
-        self.0
-            .request::<Value>(request)
-            .await
-            .with_context(|| format!("cannot patch {path}"))?;
-        Ok(())
+        let sent = self.0.request::<Value>(request).await;
+        sent.map(drop).with_context(|| format!("cannot patch {path}"))
     }
 
-    /// Deletes an object at once; one that is gone already is no error.
     pub(super) async fn delete(&self, path: &str) -> Result<()> {
         let request = Request::delete(format!("{path}?gracePeriodSeconds=0")).body(Vec::new())?;
-        self.send(request, StatusCode::NOT_FOUND)
-            .await
-            .with_context(|| format!("cannot delete {path}"))
+        let sent = self.send(request, StatusCode::NOT_FOUND).await;
+        sent.with_context(|| format!("cannot delete {path}"))
     }
 
     /// The names of the objects below a path that a label selector matches; none if the kind does not exist.
     pub(super) async fn names(&self, path: &str, selector: &str) -> Result<BTreeSet<String>> {
-        let items = live::list(&self.0, path, selector, NAMES)
-            .await?
-            .unwrap_or_default();
-        let name = |item: &Value| item.pointer("/metadata/name")?.as_str().map(str::to_owned);
-        Ok(items.iter().filter_map(name).collect())
+        let items = live::list(&self.0, path, selector, NAMES).await?;
+        let mut names = BTreeSet::new();
+        for item in items.unwrap_or_default() {
+            let name = item.pointer("/metadata/name").and_then(Value::as_str);
+            names.extend(name.map(str::to_owned));
+        }
+        Ok(names)
     }
 
-    /// Deletes the objects of these names below a path.
     pub(super) async fn delete_all(
         &self,
         console: &Console,
@@ -71,10 +61,8 @@ impl Objects {
         names: BTreeSet<String>,
     ) -> Result<()> {
         let what = format!("deleting {}", path.rsplit('/').next().unwrap_or(path));
-        each(console, &what, names, |name| async move {
-            self.delete(&format!("{path}/{name}")).await
-        })
-        .await
+        let delete = |name| async move { self.delete(&format!("{path}/{name}")).await };
+        each(console, &what, names, delete).await
     }
 
     /// Sends a request; an answer with the status that is harmless here is no error.

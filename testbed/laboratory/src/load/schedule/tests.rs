@@ -35,17 +35,7 @@ async fn pods_per_second_are_measured_with_and_without_the_extender() {
         .await
         .unwrap();
     let (console, objects) = (Console::new(true), Objects::of(&client));
-    fill::fill(
-        &console,
-        &objects,
-        ClusterSize {
-            n_nodes: 20,
-            n_pods: 40,
-            pod_bytes: 2048,
-        },
-    )
-    .await
-    .unwrap();
+    fill::fill(&console, &objects, &args(&[])).await.unwrap();
     let rig = Rig::with_scheduler(api, dir, &[]).await.unwrap();
     let shipped = SchedulerConfiguration::read(
         &default_deploy().join("attach/kube-scheduler/kube-scheduler-config.yaml"),
@@ -85,13 +75,12 @@ async fn pods_per_second_are_measured_with_and_without_the_extender() {
         40,
         "waiting pods are gone, bound ones stay"
     );
-    let larger = ClusterSize {
-        n_nodes: 10,
-        n_pods: 40,
-        pod_bytes: 2048,
+    let other = ScheduleArgs {
+        nodes: 10,
+        ..args(&[])
     };
     assert!(
-        fill::fill(&console, &objects, larger).await.is_err(),
+        fill::fill(&console, &objects, &other).await.is_err(),
         "it is filled for another size"
     );
     fill::clean(&console, &objects).await.unwrap();
