@@ -7,7 +7,6 @@ use std::error::Error;
 use std::hash::{BuildHasher, RandomState};
 use std::iter;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::Context;
@@ -24,14 +23,12 @@ use tower::util::MapResultLayer;
 /// Longest time from a request to the beginning of its answer.
 pub const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 
-/// Longest time that opening a connection to the API server may take.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 
 /// Longest time for which a connection may receive nothing. kube asks for watches of 290 s, so no healthy watch is cut off.
 const SILENCE_LIMIT: Duration = Duration::from_secs(300);
 
-/// After an absence of the API server, its first answer ends all pauses within this time, each at a random moment, so that the
-/// plugins of a cluster do not send all their requests at once.
+/// Time within which the first answer after an absence ends all pauses, so that the plugins of a cluster do not resume at once.
 const RESUME_SPREAD: Duration = Duration::from_secs(1);
 
 /// Largest random extension of a pause, as a fraction of the pause.
@@ -43,7 +40,7 @@ const JITTER: f64 = 0.25;
 pub struct Connection {
     /// The client of the API server.
     pub client: Client,
-    /// Records whether the requests of `client` get answers.
+    /// The results of the client's requests.
     pub contact: Contact,
 }
 
@@ -59,9 +56,6 @@ impl From<Client> for Connection {
 
 impl Connection {
     /// Connects as the file of KUBECONFIG, `~/.kube/config`, or the pod's service account says, in this order. Sends no request.
-    ///
-    /// # Errors
-    /// There is no valid configuration.
     pub async fn new() -> anyhow::Result<Self> {
         let mut config = kube::Config::infer()
             .await
@@ -75,39 +69,17 @@ impl Connection {
         let observer = contact.clone();
         // The limit ends with the head of an answer, since a watch may be silent for long after that.
         let builder = builder.with_layer(&TimeoutLayer::new(ANSWER_LIMIT));
-        let builder = builder.with_layer(&MapResultLayer::new(
-            move |result: Result<Response<_>, BoxError>| observer.observe(result),
-        ));
-        Ok(Self {
-            client: builder.build(),
-            contact,
-        })
+        let observe = move |result: Result<Response<_>, BoxError>| observer.observe(result);
+        let client = builder.with_layer(&MapResultLayer::new(observe)).build();
+        Ok(Self { client, contact })
     }
 }
 
-/// The record of whether the API server answers, from the results of all requests of a client. Clones share it.
-#[derive(Clone, Debug)]
-pub struct Contact(Arc<ContactState>);
-
-#[derive(Debug)]
-struct ContactState {
-    /// True if the last request got no answer of the API server.
-    is_lost: AtomicBool,
-    /// Notified by the first answer after a request that got none.
-    regained: watch::Sender<()>,
-}
-
-impl Default for Contact {
-    fn default() -> Self {
-        Self(Arc::new(ContactState {
-            is_lost: AtomicBool::new(false),
-            regained: watch::Sender::new(()),
-        }))
-    }
-}
+/// True if the last request of a client got no answer. Receivers are notified only by the first answer after it. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub struct Contact(Arc<watch::Sender<bool>>);
 
 impl Contact {
-    /// Records whether a request got an answer, and returns its result unchanged.
     fn observe<B, E>(&self, result: Result<Response<B>, E>) -> Result<Response<B>, E> {
         // A load balancer answers with these in place of an API server that does not; a 500 comes from the API server itself.
         const NO_SERVER: [StatusCode; 3] = [
@@ -115,23 +87,22 @@ impl Contact {
             StatusCode::SERVICE_UNAVAILABLE,
             StatusCode::GATEWAY_TIMEOUT,
         ];
-        let is_answer = |response: &Response<B>| !NO_SERVER.contains(&response.status());
-        self.note(result.as_ref().is_ok_and(is_answer));
+        let response = result.as_ref();
+        self.note(response.is_ok_and(|response| !NO_SERVER.contains(&response.status())));
         result
     }
 
-    /// Records whether the API server answered a request. The first answer after a request without one wakes all tasks that pause
-    /// in [`Backoff::pause`].
+    /// Records whether the API server answered a request; the first answer after an absence ends [`Backoff::pause`]s.
     fn note(&self, is_answer: bool) {
-        let was_lost = self.0.is_lost.swap(!is_answer, Ordering::Relaxed);
-        if was_lost && is_answer {
-            self.0.regained.send_replace(());
-        }
+        self.0.send_if_modified(|is_lost| {
+            let was_lost = std::mem::replace(is_lost, !is_answer);
+            was_lost && is_answer
+        });
     }
 
     /// A receiver that is notified by the first answer after each absence of the API server.
-    pub fn regained(&self) -> watch::Receiver<()> {
-        self.0.regained.subscribe()
+    pub fn regained(&self) -> watch::Receiver<bool> {
+        self.0.subscribe()
     }
 
     /// The pauses of a task after failures: the first is `shortest`, and each further one twice as long, up to `longest`.
@@ -151,7 +122,7 @@ pub struct Backoff {
     shortest: Duration,
     longest: Duration,
     next: Duration,
-    regained: watch::Receiver<()>,
+    regained: watch::Receiver<bool>,
 }
 
 impl Backoff {
@@ -192,9 +163,7 @@ fn chance() -> f64 {
     f64::from(drawn) / f64::from(u32::MAX)
 }
 
-/// An error and its causes in one line for the log, without causes whose text is part of it already.
-///
-/// A status of the API server is shortened to its code, reason and message.
+/// An error and its causes in one line for the log, each text once; a status of the API server as its code, reason and message.
 pub fn one_line(error: &(dyn Error + 'static)) -> String {
     let mut text = String::new();
     for cause in iter::successors(Some(error), |&error| error.source()) {
@@ -202,15 +171,11 @@ pub fn one_line(error: &(dyn Error + 'static)) -> String {
             // The texts of errors around a status end with all its fields, most of them noise: they make room for three of them.
             let found = text.find(&cause.to_string()).unwrap_or(text.len());
             text.truncate(found);
-            let before = text
-                .trim_end_matches([':', ' '])
-                .trim_end_matches("ApiError")
-                .trim_end_matches([':', ' ']);
+            let before = text.trim_end_matches([':', ' ']).trim_end_matches("ApiError");
+            let before = before.trim_end_matches([':', ' ']);
             let separator = if before.is_empty() { "" } else { ": " };
-            text = format!(
-                "{before}{separator}{} {}: {}",
-                status.code, status.reason, status.message
-            );
+            let (code, reason, message) = (status.code, &status.reason, &status.message);
+            text = format!("{before}{separator}{code} {reason}: {message}");
             break;
         }
         let words = cause.to_string();
@@ -223,11 +188,9 @@ pub fn one_line(error: &(dyn Error + 'static)) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// The status of the API server, if the error is one.
 fn status<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a Status> {
-    error
-        .downcast_ref::<Status>()
-        .or_else(|| error.downcast_ref::<Box<Status>>().map(|boxed| &**boxed))
+    let status = error.downcast_ref::<Status>();
+    status.or_else(|| error.downcast_ref::<Box<Status>>().map(|boxed| &**boxed))
 }
 
 #[cfg(test)]

@@ -2,10 +2,7 @@
 
 use std::time::Duration;
 
-/// Parses a duration such as `500ms`, `4s` or `2m`; at most 24 hours.
-///
-/// # Errors
-/// The text is no such duration; the error says how to write one.
+/// Parses a duration such as `500ms`, `4s` or `2m`; at most 24 hours. The error says how to write one.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let units = [("ms", 1), ("s", 1000), ("m", 60_000), ("h", 3_600_000)];
     parse_time(text, &units)

@@ -18,7 +18,6 @@ use tracing::{debug, warn};
 
 use crate::api_server::{Backoff, Connection, one_line};
 
-/// Longest time of one request to the API server.
 const REQUEST_LIMIT: Duration = Duration::from_secs(5);
 
 /// Most events in the channel to the writer, and most different events that the writer keeps. A full channel drops further ones.
@@ -47,12 +46,24 @@ pub enum EventType {
 pub struct Subject {
     /// `Pod` or `Node`.
     pub kind: &'static str,
-    /// The namespace of the object; empty for a node.
+    /// The object's namespace; empty for a node.
     pub namespace: String,
-    /// The name of the object.
+    /// The object's name.
     pub name: String,
-    /// The UID of the object; empty if it is unknown.
+    /// The object's UID; empty if it is unknown.
     pub uid: String,
+}
+
+impl Subject {
+    /// A node. The UID is its name, as in kubelet's own events.
+    pub fn node(name: &str) -> Self {
+        Self {
+            kind: "Node",
+            namespace: String::new(),
+            name: name.to_owned(),
+            uid: name.to_owned(),
+        }
+    }
 }
 
 /// An event as the daemon records it. It has no time, so that a repeated event is equal to the first.
@@ -64,19 +75,9 @@ struct Event {
     message: String,
 }
 
-/// The component that writes events.
-#[derive(Debug)]
-struct EventSource {
-    component: &'static str,
-    /// The node that the component runs on and writes about.
-    host: Option<String>,
-}
-
-/// An event that waits to be written.
 #[derive(Debug)]
 struct WaitingEvent {
     event: Event,
-    /// The time at which the writer received the event first, for [`KEPT_FOR`].
     since: Instant,
     /// The times at which the writer received the event first and last, for the Event object.
     first_at: DateTime<Utc>,
@@ -86,7 +87,8 @@ struct WaitingEvent {
 /// Sends events to the [`Writer`]. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Recorder {
-    source: Arc<EventSource>,
+    /// The node that this daemon runs on and writes about; empty for a daemon that does not run on each node.
+    node: Arc<str>,
     events: mpsc::Sender<Event>,
 }
 
@@ -94,23 +96,26 @@ pub struct Recorder {
 #[expect(missing_debug_implementations, reason = "a client has none")]
 pub struct Writer {
     client: Client,
-    source: Arc<EventSource>,
+    /// The field `source` of Event objects: the daemon that writes them, and its node if it runs on each node.
+    source: Value,
     events: mpsc::Receiver<Event>,
     waiting: VecDeque<WaitingEvent>,
     backoff: Backoff,
 }
 
-/// A recorder and its writer. `component` and `host` are the source in each event; `host` is the node of a daemon that runs
-/// on each node.
+/// A recorder and its writer, with the source in each event; `host` is the node of a daemon that runs on each node.
 pub fn recorder(
     connection: &Connection,
     component: &'static str,
     host: Option<String>,
 ) -> (Recorder, Writer) {
     let (sender, events) = mpsc::channel(CAPACITY);
-    let source = Arc::new(EventSource { component, host });
+    let source = match &host {
+        Some(host) => json!({"component": component, "host": host}),
+        None => json!({"component": component}),
+    };
     let recorder = Recorder {
-        source: Arc::clone(&source),
+        node: host.unwrap_or_default().into(),
         events: sender,
     };
     let writer = Writer {
@@ -126,11 +131,10 @@ pub fn recorder(
 impl Recorder {
     /// The node that this daemon runs on; empty for a daemon that does not run on each node.
     pub fn node_name(&self) -> &str {
-        self.source.host.as_deref().unwrap_or_default()
+        &self.node
     }
 
-    /// Records a warning and returns true; or returns false while the channel to the [`Writer`] is half full or more, for callers
-    /// that try again later. The other half is left to events that tasks record only once.
+    /// Records a warning and returns true, unless the channel to the [`Writer`] is half full: callers try again later.
     pub fn try_warn(&self, subject: impl Into<Subject>, reason: &'static str, message: String) -> bool {
         self.events.capacity() > CAPACITY / 2
             && self.send(subject.into(), EventType::Warning, reason, message)
@@ -146,15 +150,9 @@ impl Recorder {
         self.send(pod.into(), severity, reason, message);
     }
 
-    /// Records an event about the node that this daemon runs on. The UID is the node's name, as in kubelet's own events.
+    /// Records an event about the node that this daemon runs on.
     pub fn node(&self, severity: EventType, reason: &'static str, message: String) {
-        let subject = Subject {
-            kind: "Node",
-            namespace: String::new(),
-            name: self.node_name().to_owned(),
-            uid: self.node_name().to_owned(),
-        };
-        self.send(subject, severity, reason, message);
+        self.send(Subject::node(&self.node), severity, reason, message);
     }
 
     /// Hands an event to the [`Writer`]; drops it and returns false if the channel between them is full.
@@ -166,11 +164,8 @@ impl Recorder {
             message,
         };
         // Waiting for room in the channel would stop the task that records while the API server does not answer.
-        let is_sent = self.events.try_send(event).is_ok();
-        if !is_sent {
-            debug!("an event is dropped");
-        }
-        is_sent
+        let sent = self.events.try_send(event);
+        sent.inspect_err(|_| debug!("an event is dropped")).is_ok()
     }
 }
 
@@ -229,10 +224,9 @@ impl Writer {
     /// Creates the Event object; for a repeated event updates the time of the existing object.
     async fn write(&self, waiting: &WaitingEvent) -> kube::Result<()> {
         let subject = &waiting.event.subject;
-        let namespace = if subject.namespace.is_empty() {
-            NAMESPACE_OF_NODES
-        } else {
-            &subject.namespace
+        let namespace = match subject.namespace.as_str() {
+            "" => NAMESPACE_OF_NODES,
+            namespace => namespace,
         };
         let api: Api<k8s_openapi::api::core::v1::Event> = Api::namespaced(self.client.clone(), namespace);
         // The name follows from the content: an equal event conflicts with the first, and only gets a later time.
@@ -243,7 +237,7 @@ impl Writer {
             Err(kube::Error::Api(status)) if status.code == 409 => {
                 // The admission policy in deploy/ compares the node in the source with that of the writer's token, so the patch
                 // repeats the source although it does not change.
-                let patch = json!({"lastTimestamp": rfc3339(waiting.last_at), "source": self.source()});
+                let patch = json!({"lastTimestamp": rfc3339(waiting.last_at), "source": self.source});
                 api.patch(&name, &PatchParams::default(), &Patch::Merge(&patch))
                     .await
                     .map(drop)
@@ -252,15 +246,6 @@ impl Writer {
         }
     }
 
-    /// The field `source` of an Event object: the daemon that writes it, and its node if it runs on each node.
-    fn source(&self) -> Value {
-        match &self.source.host {
-            Some(host) => json!({"component": self.source.component, "host": host}),
-            None => json!({"component": self.source.component}),
-        }
-    }
-
-    /// A new Event object of this name, as JSON.
     fn object(&self, waiting: &WaitingEvent, namespace: &str, name: &str) -> Value {
         let Event {
             subject,
@@ -280,7 +265,7 @@ impl Writer {
             "type": format!("{severity:?}"),
             "reason": reason,
             "message": message,
-            "source": self.source(),
+            "source": self.source,
             "firstTimestamp": rfc3339(waiting.first_at),
             "lastTimestamp": rfc3339(waiting.last_at),
             "count": 1,
@@ -315,7 +300,6 @@ fn rfc3339(at: DateTime<Utc>) -> String {
     at.to_rfc3339_opts(SecondsFormat::Secs, true)
 }
 
-/// Returns true if the same request may succeed later.
 fn may_pass(error: &kube::Error) -> bool {
     match error {
         kube::Error::Api(status) => status.code == 429 || status.code >= 500,
@@ -392,21 +376,11 @@ mod tests {
     #[test]
     fn events_that_can_wait_leave_room_for_others() {
         let (sender, _events) = mpsc::channel(CAPACITY);
-        let source = EventSource {
-            component: "test",
-            host: Some("n1".to_owned()),
-        };
         let recorder = Recorder {
-            source: Arc::new(source),
+            node: "n1".into(),
             events: sender,
         };
-        let subject = Subject {
-            kind: "Node",
-            namespace: String::new(),
-            name: "n1".to_owned(),
-            uid: "n1".to_owned(),
-        };
-        let taken = (0..CAPACITY).filter(|_| recorder.try_warn(subject.clone(), "Again", String::new()));
+        let taken = (0..CAPACITY).filter(|_| recorder.try_warn(Subject::node("n1"), "Again", String::new()));
         assert_eq!(taken.count(), CAPACITY / 2);
     }
 

@@ -6,8 +6,7 @@ use axum::routing::get;
 
 use crate::metrics_text::MetricsText;
 
-/// The routes of probes and metrics. `readiness` returns the reason if the daemon is not ready; `/healthz` answers while the
-/// runtime runs tasks.
+/// The routes of probes and metrics. `readiness` returns the reason if the daemon is not ready.
 pub fn router(
     readiness: impl Fn() -> Result<(), String> + Clone + Send + Sync + 'static,
     metrics: MetricsText,
@@ -19,12 +18,11 @@ pub fn router(
         .route("/version", get(version))
 }
 
-/// Answers with the version of this build.
+/// The answer of `/version`.
 pub async fn version() -> String {
     format!("{}\n", env!("CARGO_PKG_VERSION"))
 }
 
-/// The answer of `/readyz`: 200, or 503 with the reason for which the daemon is not ready.
 fn ready(readiness: Result<(), String>) -> (StatusCode, String) {
     match readiness {
         Ok(()) => (StatusCode::OK, "ok\n".to_owned()),

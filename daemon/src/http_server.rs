@@ -15,7 +15,7 @@ use std::time::Duration;
 use anyhow::Context;
 use axum::Router;
 use axum::body::Body;
-use http::{Request, Response};
+use http::{Extensions, Request, Response};
 use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
@@ -41,13 +41,11 @@ use places::Places;
 /// Time within which the head (request line and headers) of a request must have arrived.
 pub const READ_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Pause after a connection could not be accepted.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// The largest HTTP/2 frame, in bytes: a request with thousands of node names takes a few frames.
 const MAX_FRAME_BYTES: u32 = 256 << 10;
 
-/// The ALPN name of HTTP/2.
 const H2: &[u8] = b"h2";
 
 /// The ALPN names that the TLS settings of a server must offer.
@@ -67,9 +65,6 @@ pub struct ClientCertificate;
 pub struct ClientName(pub Arc<str>);
 
 /// Listens on an address, and logs it.
-///
-/// # Errors
-/// The address is in use, or is not one of this machine.
 pub async fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
     let listener = TcpListener::bind(address)
         .await
@@ -133,10 +128,8 @@ impl HttpServer {
                 Ok((stream, address)) => {
                     let has_handshake = settings.tls.is_some();
                     let conversation = Conversation::new(address.ip(), settings.read_timeout, has_handshake);
-                    let watcher = open.current.watcher();
-                    let serving = settings
-                        .clone()
-                        .serve(stream, address, conversation.clone(), watcher);
+                    let (settings, watcher) = (settings.clone(), open.current.watcher());
+                    let serving = settings.serve(stream, address, conversation.clone(), watcher);
                     places.serve(conversation, serving);
                 }
                 Err(error) => {
@@ -155,7 +148,6 @@ impl HttpServer {
     }
 }
 
-/// The open connections of a server.
 #[derive(Default)]
 struct OpenConnections {
     /// Connections that were accepted since the last reset.
@@ -173,25 +165,18 @@ impl OpenConnections {
     }
 }
 
-/// The client of a connection.
-#[derive(Clone, Debug)]
-struct ConnectionClient {
-    has_certificate: bool,
-    name: ClientName,
-}
-
-impl ConnectionClient {
-    /// The client at an address, with the chain of certificates that it has shown.
-    fn new(address: SocketAddr, certificates: Option<&[CertificateDer<'_>]>) -> Self {
-        let common_name = certificates.and_then(|chain| common_name(chain.first()?));
-        Self {
-            has_certificate: certificates.is_some(),
-            name: ClientName(common_name.unwrap_or_else(|| address.ip().to_string()).into()),
-        }
+/// The marks of the requests of a client at this address, with the chain of certificates that it has shown.
+fn marks(address: SocketAddr, certificates: Option<&[CertificateDer<'_>]>) -> Extensions {
+    let mut marks = Extensions::new();
+    if certificates.is_some() {
+        marks.insert(ClientCertificate);
     }
+    let common_name = certificates.and_then(|chain| common_name(chain.first()?));
+    let name = common_name.unwrap_or_else(|| address.ip().to_string());
+    marks.insert(ClientName(name.into()));
+    marks
 }
 
-/// The parts of a server that each connection needs.
 #[derive(Clone)]
 struct ConnectionSettings {
     router: Router,
@@ -200,7 +185,6 @@ struct ConnectionSettings {
 }
 
 impl ConnectionSettings {
-    /// Serves one connection until it ends.
     async fn serve(
         self,
         stream: TcpStream,
@@ -212,19 +196,16 @@ impl ConnectionSettings {
         if let Err(error) = stream.set_nodelay(true) {
             debug!(%error, "cannot set TCP_NODELAY");
         }
-        let Some(acceptor) = self
-            .tls
-            .as_ref()
-            .map(|tls| TlsAcceptor::from(Arc::clone(&tls.borrow())))
-        else {
-            let client = ConnectionClient::new(address, None);
+        let settings = self.tls.as_ref().map(|tls| Arc::clone(&tls.borrow()));
+        let Some(acceptor) = settings.map(TlsAcceptor::from) else {
+            let client = marks(address, None);
             return self.serve_http1(stream, client, conversation, watcher).await;
         };
         match tokio::time::timeout(self.read_timeout, acceptor.accept(stream)).await {
             Ok(Ok(stream)) => {
                 conversation.note_handshake();
                 let (_, session) = stream.get_ref();
-                let client = ConnectionClient::new(address, session.peer_certificates());
+                let client = marks(address, session.peer_certificates());
                 match session.alpn_protocol() {
                     Some(H2) => self.serve_http2(stream, client, conversation, watcher).await,
                     _ => self.serve_http1(stream, client, conversation, watcher).await,
@@ -239,7 +220,7 @@ impl ConnectionSettings {
     async fn serve_http1(
         self,
         stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-        client: ConnectionClient,
+        client: Extensions,
         conversation: Conversation,
         watcher: Watcher,
     ) {
@@ -262,7 +243,7 @@ impl ConnectionSettings {
     async fn serve_http2(
         self,
         stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-        client: ConnectionClient,
+        client: Extensions,
         conversation: Conversation,
         watcher: Watcher,
     ) {
@@ -286,7 +267,6 @@ impl ConnectionSettings {
     }
 }
 
-/// Logs the error with which a connection ended, if any.
 fn log_end(ended: Result<(), hyper::Error>) {
     // Clients end connections in many ways, so this is no warning.
     if let Err(error) = ended {
@@ -294,25 +274,21 @@ fn log_end(ended: Result<(), hyper::Error>) {
     }
 }
 
-/// The router's answer to a request, after the client of the connection is noted in the request's extensions.
+/// The router's answer to a request, with the marks of the connection's client.
 async fn answer(
     router: Router,
     request: Request<Incoming>,
-    client: ConnectionClient,
+    client: Extensions,
     answering: Answering,
 ) -> Result<Response<Body>, Infallible> {
     let mut request = request.map(Body::new);
-    if client.has_certificate {
-        request.extensions_mut().insert(ClientCertificate);
-    }
-    request.extensions_mut().insert(client.name);
-    let answer = router.oneshot(request).await?;
-    Ok(answer.map(|body| {
-        Body::new(AnsweringBody {
-            body,
-            _answering: answering,
-        })
-    }))
+    request.extensions_mut().extend(client);
+    let (head, body) = router.oneshot(request).await?.into_parts();
+    let body = AnsweringBody {
+        body,
+        _answering: answering,
+    };
+    Ok(Response::from_parts(head, Body::new(body)))
 }
 
 #[cfg(test)]

@@ -29,9 +29,8 @@ impl FromStr for LogFilter {
         if !text.is_ascii() {
             return Err("not ASCII".to_owned());
         }
-        EnvFilter::builder()
-            .parse(text)
-            .map_err(|error| error.to_string())?;
+        let parsed = EnvFilter::builder().parse(text);
+        parsed.map_err(|error| error.to_string())?;
         for directive in text.split(',') {
             // EnvFilter takes a single word for the name of a module if it is not a level, and would silence all other modules.
             let is_single = !directive.contains(['=', '[', ':']);

@@ -37,7 +37,6 @@ pub struct MetricsText {
     longest_scrape: Duration,
 }
 
-/// The text in pieces, each of which is sent when it is complete.
 #[derive(Debug)]
 struct PiecedText {
     piece: String,
@@ -72,8 +71,7 @@ impl MetricsText {
             text.send()
         });
         let Some(first) = pieces.recv().await else {
-            let text = "a metric cannot be written\n";
-            return (StatusCode::INTERNAL_SERVER_ERROR, text).into_response();
+            return (StatusCode::INTERNAL_SERVER_ERROR, "a metric cannot be written\n").into_response();
         };
         let all = stream::once(async { Ok(first) }).chain(rest_of(pieces, writing));
         ([(CONTENT_TYPE, OPENMETRICS)], Body::from_stream(all)).into_response()

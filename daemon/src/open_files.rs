@@ -13,46 +13,37 @@ const USUAL_LIMIT: usize = 1024;
 /// The fewest connections of a listener, however low the limit is.
 const FEWEST_CONNECTIONS: usize = 4;
 
-/// Raises the limit of open files to the highest that the process may set for itself.
-#[cfg(unix)]
+/// Raises the limit of open files to the highest that the process may set for itself; Windows has no such limit.
 pub fn raise_limit() {
-    let before = getrlimit(Resource::Nofile);
-    let raised = Rlimit {
-        current: before.maximum,
-        ..before
-    };
-    if let Err(error) = setrlimit(Resource::Nofile, raised) {
-        warn!(%error, limit = before.current, "cannot raise the limit of open files");
+    #[cfg(unix)]
+    {
+        let before = getrlimit(Resource::Nofile);
+        let raised = Rlimit {
+            current: before.maximum,
+            ..before
+        };
+        if let Err(error) = setrlimit(Resource::Nofile, raised) {
+            warn!(%error, limit = before.current, "cannot raise the limit of open files");
+        }
     }
 }
 
-/// Does nothing: Windows has no limit of open files.
-#[cfg(not(unix))]
-pub fn raise_limit() {}
-
-/// The number of connections that a listener may have: `most`, or fewer where the process may open fewer files than usual, so
-/// that clients leave room for the daemon's own files.
+/// The number of connections that a listener may have: `most`, or fewer where the process may open fewer files than usual.
 pub fn connections_within_limit(most: usize) -> usize {
     connections_within(limit(), most)
 }
 
-/// [`connections_within_limit`] for a given limit.
 fn connections_within(limit: usize, most: usize) -> usize {
     let (left, usually_left) = (limit.saturating_sub(OWN_FILES), USUAL_LIMIT - OWN_FILES);
     (most * left.min(usually_left) / usually_left).max(FEWEST_CONNECTIONS)
 }
 
-/// The number of files that the process may have open.
-#[cfg(unix)]
+/// The number of files that the process may have open; the largest number without a limit, as on Windows.
 fn limit() -> usize {
-    // No limit counts as the largest number.
-    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-    usize::try_from(limit).unwrap_or(usize::MAX)
-}
-
-/// The number of files that the process may have open.
-#[cfg(not(unix))]
-fn limit() -> usize {
+    #[cfg(unix)]
+    if let Some(Ok(limit)) = getrlimit(Resource::Nofile).current.map(usize::try_from) {
+        return limit;
+    }
     usize::MAX
 }
 

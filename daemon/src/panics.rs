@@ -13,8 +13,7 @@ pub async fn named<T>(name: &'static str, task: impl Future<Output = T>) -> T {
     NAME.scope(name, task).await
 }
 
-/// From now on each panic is logged, in addition to Rust's report on standard error, and ends the process. Must be called once,
-/// after the start of the log.
+/// From now on each panic is logged, and ends the process. Must be called once, after the start of the log.
 pub fn end_at_panics() {
     let print = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
@@ -25,16 +24,13 @@ pub fn end_at_panics() {
     }));
 }
 
-/// Logs a panic with the task and the thread in which it happened.
 fn log(panic: &PanicHookInfo<'_>) {
     let task = NAME.try_with(|name| *name).unwrap_or_default();
     let thread = std::thread::current();
     let payload = panic.payload();
     // `panic!` with a literal carries a `&str`, one with arguments a `String`.
-    let message = payload
-        .downcast_ref::<&str>()
-        .copied()
-        .or_else(|| payload.downcast_ref::<String>().map(String::as_str));
+    let literal = payload.downcast_ref::<&str>().copied();
+    let message = literal.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
     let at = panic.location().map(ToString::to_string).unwrap_or_default();
     error!(task, thread = thread.name(), at, message, "panic");
 }

@@ -26,8 +26,7 @@ use crate::watchdog::{self, Probe};
 /// Longest time for which the process waits at its end until the servers have answered the requests in work.
 const DRAIN_LIMIT: Duration = Duration::from_secs(10);
 
-/// Time after which a daemon that hangs ends itself, so that kubelet starts it again. It hangs while its runtime runs no task, or
-/// a lock of [`Process::watch_lock`] is not released.
+/// Time after which a daemon ends itself while its runtime runs no task, or a lock of [`Process::watch_lock`] is not released.
 pub const HANG_LIMIT: Duration = Duration::from_secs(10);
 
 /// The most connections of the listener for probes and metrics: kubelet, Prometheus and a few people.
@@ -57,22 +56,18 @@ pub struct ProcessArgs {
 pub struct Process {
     /// Cancelled by the first SIGTERM or SIGINT.
     pub signal: CancellationToken,
-    /// Cancelled when the servers should take no more requests. That is later than the signal: see
-    /// [`Self::serve_until_signal`].
+    /// Cancelled after the farewell, when the servers should take no more requests.
     pub stop: CancellationToken,
     /// Tasks that run as long as the process, and are dropped at its end.
     pub tasks: Tasks,
     /// Tasks that end some time after `stop` is cancelled, once they have answered the requests in work.
     pub servers: Tasks,
-    /// The most connections of all servers together.
     n_connections: usize,
-    /// Longest time for which a part of the process may hang.
     hang_limit: Duration,
     args: ProcessArgs,
 }
 
-/// Starts the log, runs `daemon` on the runtime that `runtime` builds, and ends the process when it hangs for `hang_limit`. The
-/// exit code is a failure if the daemon returned an error, which is logged.
+/// Starts the log, runs `daemon` on the runtime that `runtime` builds, logs its error, and ends the process when it hangs.
 pub fn run<F>(
     args: ProcessArgs,
     hang_limit: Duration,
@@ -95,7 +90,6 @@ where
     }
 }
 
-/// Starts the runtime and the watchdog, and runs `daemon` until it returns.
 fn run_to_end<F>(
     args: ProcessArgs,
     hang_limit: Duration,
@@ -106,11 +100,8 @@ where
     F: Future<Output = anyhow::Result<()>>,
 {
     let runtime = runtime.enable_all().build().context("cannot start the runtime")?;
-    watchdog::watch(
-        hang_limit,
-        Probe::of_runtime(runtime.handle().clone(), hang_limit),
-    )
-    .context("cannot start the thread that watches for hangs")?;
+    let probe = Probe::of_runtime(runtime.handle().clone(), hang_limit);
+    watchdog::watch(hang_limit, probe).context("cannot start the thread that watches for hangs")?;
     let ended = runtime.block_on(async { daemon(Process::start(args, hang_limit)?).await });
     // Otherwise a call that hangs on a thread of its own, such as one of a GPU's driver, would keep the process from ending.
     runtime.shutdown_background();
@@ -132,29 +123,19 @@ impl Process {
     }
 
     /// Has the watchdog end the process when a lock stays taken for the hang limit; `take` takes the lock and releases it.
-    ///
-    /// # Errors
-    /// The thread that takes the lock cannot be started.
     pub fn watch_lock(&self, name: &'static str, take: impl Fn() + Send + 'static) -> anyhow::Result<()> {
-        let probe = Probe::of_lock(name, take);
-        probe
-            .and_then(|probe| watchdog::watch(self.hang_limit, probe))
-            .context("cannot start the thread that watches for hangs")
+        let watching = Probe::of_lock(name, take).and_then(|probe| watchdog::watch(self.hang_limit, probe));
+        watching.context("cannot start the thread that watches for hangs")
     }
 
     /// Serves the routes of [`crate::health`] on the address of `--health-listen`, if there is one.
-    ///
-    /// # Errors
-    /// The process cannot listen on that address.
     pub async fn serve_health(&mut self, routes: Router) -> anyhow::Result<()> {
         let Some(address) = self.args.health_listen else {
             return Ok(());
         };
         let listener = listen(address).await.context("--health-listen")?;
-        self.serve(
-            "probes and metrics",
-            HttpServer::new(listener, routes, HEALTH_CONNECTIONS),
-        );
+        let server = HttpServer::new(listener, routes, HEALTH_CONNECTIONS);
+        self.serve("probes and metrics", server);
         Ok(())
     }
 
@@ -165,10 +146,7 @@ impl Process {
         self.servers.spawn(name, server.serve(self.stop.clone()));
     }
 
-    /// Completes `work` before the daemon serves. Returns `None` if SIGTERM or SIGINT comes first.
-    ///
-    /// # Errors
-    /// The work failed, or a task has ended meanwhile.
+    /// Completes `work` before the daemon serves. Returns `None` if SIGTERM or SIGINT comes first, and an error if a task ends.
     pub async fn complete<T>(
         &mut self,
         work: impl Future<Output = anyhow::Result<T>>,
@@ -181,10 +159,7 @@ impl Process {
         }
     }
 
-    /// Runs until SIGTERM or SIGINT, then completes `farewell` while tasks and servers go on, and then closes the servers.
-    ///
-    /// # Errors
-    /// A task ended that should run as long as the process.
+    /// Runs until SIGTERM or SIGINT, completes `farewell`, and then closes the servers. The end of a task before is an error.
     pub async fn serve_until_signal(mut self, farewell: impl Future<Output = ()>) -> anyhow::Result<()> {
         open_files::log_room(self.n_connections);
         let signal = self.signal.clone();
@@ -213,7 +188,6 @@ impl Process {
     }
 }
 
-/// Returns a token that the first SIGTERM or SIGINT cancels.
 #[cfg(unix)]
 fn cancelled_by_signal() -> std::io::Result<CancellationToken> {
     // Registered before the task runs, so that no signal is missed.

@@ -17,24 +17,15 @@ pub struct Tasks {
     names: HashMap<Id, &'static str>,
 }
 
-/// A task that has ended.
+/// A task that has ended, by its name.
 #[derive(Debug, thiserror::Error)]
 pub enum Ended {
     /// The task returned.
-    #[error("task {name:?} has ended, and the process with it")]
-    Returned {
-        /// The name of the task.
-        name: &'static str,
-    },
+    #[error("task {0:?} has ended, and the process with it")]
+    Returned(&'static str),
     /// The task panicked, or was aborted.
-    #[error("task {name:?} has failed, and the process with it")]
-    Failed {
-        /// The name of the task.
-        name: &'static str,
-        /// The panic or the abort.
-        #[source]
-        source: JoinError,
-    },
+    #[error("task {0:?} has failed, and the process with it")]
+    Failed(&'static str, #[source] JoinError),
 }
 
 impl Tasks {
@@ -63,11 +54,8 @@ impl Tasks {
     /// Returns when a task has ended; never returns without tasks. Dropping the future loses no end of a task.
     pub async fn ended(&mut self) -> Ended {
         match self.running.join_next_with_id().await {
-            Some(Ok((id, ()))) => Ended::Returned { name: self.name(id) },
-            Some(Err(source)) => Ended::Failed {
-                name: self.name(source.id()),
-                source,
-            },
+            Some(Ok((id, ()))) => Ended::Returned(self.name(id)),
+            Some(Err(source)) => Ended::Failed(self.name(source.id()), source),
             // No task has ended: `crate::process` keeps its servers in a set of their own, which may be empty.
             None => std::future::pending().await,
         }
@@ -83,7 +71,6 @@ impl Tasks {
         while self.running.join_next().await.is_some() {}
     }
 
-    /// The name of a task that has ended.
     fn name(&mut self, id: Id) -> &'static str {
         self.names.remove(&id).unwrap_or_default()
     }
@@ -112,7 +99,7 @@ mod tests {
             ended.to_string(),
             "task \"panics\" has failed, and the process with it"
         );
-        let Ended::Failed { source, .. } = ended else {
+        let Ended::Failed(_, source) = ended else {
             panic!("{ended:?}")
         };
         assert!(source.is_panic());

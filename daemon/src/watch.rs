@@ -4,7 +4,7 @@
 //! watch's last message.
 
 use std::fmt::Debug;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -29,8 +29,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(250);
 /// Time without a failure after which the next pause is the shortest one again.
 const STABLE: Duration = Duration::from_secs(20);
 
-/// Time without a message or a failure after which an interrupted watch counts as restored: longer than [`ANSWER_LIMIT`], for
-/// which a request may hang.
+/// Time without a message or a failure after which a watch is restored; a request may hang for [`ANSWER_LIMIT`].
 const RESTORED: Duration = Duration::from_secs(35);
 
 /// An update of a watch.
@@ -54,11 +53,9 @@ pub struct ObjectWatch<K: 'static> {
     config: watcher::Config,
     events: BoxStream<'static, watcher::Result<Event<K>>>,
     backoff: Backoff,
-    /// The time at which the pause after the last failure ended.
     resumed_at: Option<Instant>,
     /// True until a list of all objects is complete. A list arrives without long gaps; after it the watch may be silent for long.
     is_listing: bool,
-    /// True from a failure until the watch is restored.
     is_interrupted: bool,
     /// The step with which the next call of [`Self::next`] begins, if any.
     next: Option<NextStep>,
@@ -76,8 +73,7 @@ impl<K> ObjectWatch<K>
 where
     K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
 {
-    /// A watch that begins with a list of all objects, in their newest state unless `config` says otherwise. Pauses after
-    /// failures are at most `longest_pause`, and end when `contact` is regained.
+    /// A watch that begins with a list of all objects. Pauses after failures end when `contact` is regained.
     pub fn new(
         name: &'static str,
         (api, contact): (Api<K>, &Contact),
@@ -134,32 +130,29 @@ where
                 Err(_) | Ok(None) => {
                     // kube's watcher retries a list that fails, but not one that hangs; its stream never ends.
                     self.restart();
-                    self.interrupt("no answer");
-                    return Update::Interrupted;
+                    return self.interrupt("no answer");
                 }
             }
         }
     }
 
-    /// The update for an error of the watch.
     fn fail(&mut self, error: &watcher::Error) -> Update<K> {
-        if is_unknown_kind(error) {
+        if matches!(error, watcher::Error::InitialListFailed(kube::Error::Api(status)) if status.code == 404)
+        {
             debug!(watch = self.name, "the API server does not know this kind");
             self.note_failure();
             return Update::UnknownKind;
         }
-        self.interrupt(&one_line(error));
+        self.interrupt(&one_line(error))
+    }
+
+    fn interrupt(&mut self, problem: &str) -> Update<K> {
+        self.note_failure();
+        warn!(watch = self.name, error = problem, pause = ?self.backoff.next(), "a watch is interrupted, trying again");
         Update::Interrupted
     }
 
-    /// Notes and logs a failure.
-    fn interrupt(&mut self, problem: &str) {
-        self.note_failure();
-        warn!(watch = self.name, error = problem, pause = ?self.backoff.next(), "a watch is interrupted, trying again");
-    }
-
-    /// Notes that the watch is interrupted, and has the next call of [`Self::next`] pause first: longer after each of several
-    /// failures that follow closely.
+    /// Has the next call of [`Self::next`] pause first: longer after each of several failures that follow closely.
     fn note_failure(&mut self) {
         self.is_interrupted = true;
         if self.resumed_at.is_none_or(|resumed| resumed.elapsed() >= STABLE) {
@@ -169,15 +162,8 @@ where
     }
 }
 
-/// Returns true if the API server answered a list with 404: it does not know the kind.
-fn is_unknown_kind(error: &watcher::Error) -> bool {
-    matches!(error, watcher::Error::InitialListFailed(kube::Error::Api(status)) if status.code == 404)
-}
-
-/// The age of the last message of a watch; clones share it.
-///
-/// While no object changes, the API server sends bookmarks only, and kube's watcher drops those. So a [`WatchLag`] observes the
-/// bytes of the answers.
+/// The age of the last message of a watch, by the bytes of its answers: kube's watcher drops bookmarks, which are all that the
+/// API server sends while no object changes. Clones share it.
 #[derive(Clone, Debug)]
 pub struct WatchLag {
     kind: &'static str,
@@ -200,15 +186,11 @@ impl WatchLag {
 
     /// The time since the API server sent the last message of the watch.
     pub fn age(&self) -> Duration {
-        self.last_message
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .elapsed()
+        self.last_message().elapsed()
     }
 
-    /// Notes that the API server has just sent a message of the watch.
-    fn reset(&self) {
-        *self.last_message.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+    fn last_message(&self) -> MutexGuard<'_, Instant> {
+        self.last_message.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The same client, except that answers to its requests reset the age: successes, and 404, which shows that no object exists.
@@ -233,7 +215,7 @@ impl WatchLag {
         response.map(|body| {
             body.map_frame(move |frame| {
                 if counts {
-                    self.reset();
+                    *self.last_message() = Instant::now();
                 }
                 frame
             })

@@ -27,17 +27,13 @@ pub struct Probe {
     name: &'static str,
     /// Sends the request of a number, which is answered when `answered` has that number.
     ask: Box<dyn FnMut(u64) + Send>,
-    /// The number of the last request that was answered.
     answered: Arc<AtomicU64>,
-    /// The number of the last request that was sent.
     asked: u64,
     /// The number of checks since that request which found no answer.
     missed: u32,
 }
 
 impl Probe {
-    /// A probe that has not been asked yet. `ask` sends the request of a number; the part of the process writes the number into
-    /// `answered`.
     fn new(name: &'static str, ask: Box<dyn FnMut(u64) + Send>, answered: Arc<AtomicU64>) -> Self {
         Self {
             name,
@@ -66,9 +62,6 @@ impl Probe {
     }
 
     /// A probe of a lock: it answers if `take`, which takes the lock and releases it, returns.
-    ///
-    /// # Errors
-    /// If the thread cannot be started.
     pub fn of_lock(name: &'static str, take: impl Fn() + Send + 'static) -> io::Result<Self> {
         let answered = Arc::new(AtomicU64::new(0));
         let answer = Arc::clone(&answered);
@@ -89,8 +82,7 @@ impl Probe {
         Ok(Self::new(name, Box::new(ask), answered))
     }
 
-    /// Looks for the answer to the last request, and sends the next request if the answer is there. Returns true once [`CHECKS`]
-    /// checks have found no answer.
+    /// Sends the next request if the last one is answered. Returns true once [`CHECKS`] checks have found no answer.
     fn has_hung(&mut self) -> bool {
         if self.answered.load(Ordering::Acquire) == self.asked {
             self.missed = 0;
@@ -103,11 +95,7 @@ impl Probe {
     }
 }
 
-/// Logs the probe's name and ends the process (SIGABRT) when a probe does not answer for `limit`. A hang that begins between two
-/// requests is noticed up to half the limit later.
-///
-/// # Errors
-/// If the thread cannot be started.
+/// Ends the process (SIGABRT) when a probe does not answer for `limit`; noticed up to half the limit later.
 pub fn watch(limit: Duration, mut probe: Probe) -> io::Result<()> {
     let check = move || {
         loop {
@@ -129,11 +117,8 @@ fn abort(hung: &'static str, limit: Duration) {
         // An error means that the receiver is gone after `LOG_TIMEOUT`.
         let _ = logged.send(());
     };
-    if thread::Builder::new()
-        .name("watchdog-log".to_owned())
-        .spawn(log)
-        .is_ok()
-    {
+    let thread = thread::Builder::new().name("watchdog-log".to_owned());
+    if thread.spawn(log).is_ok() {
         let _ = is_logged.recv_timeout(LOG_TIMEOUT);
     }
     std::process::abort();

@@ -11,8 +11,7 @@ pub const API_VERSION: &str = "admission.k8s.io/v1";
 /// `kind` of request and response.
 pub const KIND: &str = "AdmissionReview";
 
-/// Default of `--unrestricted-namespaces`: namespaces, separated by commas, whose pods may choose the GPUs that they see. The
-/// scheduler's webhook and the plugin's runtime hook must agree on them.
+/// Default of `--unrestricted-namespaces`, on which the scheduler's webhook and the plugin's runtime hook must agree.
 pub const UNRESTRICTED_NAMESPACES: &str = "kube-system,gpushare-system";
 
 /// A review with a request.

@@ -2,31 +2,39 @@
 
 use serde::de::DeserializeOwned;
 
+use crate::excerpt::quoted;
+
 pub(crate) mod keys;
 
 /// An annotation that cannot be read, or cannot be written because its readers would refuse it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("annotation {key}: {problem}")]
+#[error("annotation {key}{is_value}: {rule}")]
 pub struct AnnotationError {
     key: &'static str,
+    /// ` is ` and the beginning of the value in quotes, or empty.
+    is_value: String,
     /// The rule that the value breaks, or the error of its parser.
-    problem: String,
+    rule: String,
 }
 
 impl AnnotationError {
-    /// The error for the annotation with this key.
-    pub(crate) fn new(key: &'static str, problem: impl Into<String>) -> Self {
+    pub(crate) fn new(key: &'static str, rule: impl Into<String>) -> Self {
         Self {
             key,
-            problem: problem.into(),
+            is_value: String::new(),
+            rule: rule.into(),
+        }
+    }
+
+    /// An error that shows the beginning of the value.
+    pub(crate) fn of_value(key: &'static str, value: &str, rule: impl Into<String>) -> Self {
+        Self {
+            is_value: format!(" is {}", quoted(value)),
+            ..Self::new(key, rule)
         }
     }
 }
 
-/// Parses the value of an annotation.
-///
-/// # Errors
-/// The value is longer than `max_bytes`, or is not the JSON of a `T`.
 pub(crate) fn parse<T: DeserializeOwned>(
     key: &'static str,
     text: &str,
@@ -34,14 +42,11 @@ pub(crate) fn parse<T: DeserializeOwned>(
 ) -> Result<T, AnnotationError> {
     // Before parsing, so that a long annotation costs no time: any user who may write the object may write one.
     if text.len() > max_bytes {
-        return Err(AnnotationError::new(
-            key,
-            format!("longer than {max_bytes} bytes"),
-        ));
+        let rule = format!("longer than {max_bytes} bytes");
+        return Err(AnnotationError::new(key, rule));
     }
-    serde_json::from_str(text)
-        .and_then(keys::read_value)
-        .map_err(|cause| AnnotationError::new(key, format!("does not parse: {cause}")))
+    let value = serde_json::from_str(text).and_then(keys::read_value);
+    value.map_err(|cause| AnnotationError::new(key, format!("does not parse: {cause}")))
 }
 
 #[cfg(test)]

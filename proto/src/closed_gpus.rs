@@ -45,24 +45,22 @@ impl ClosedGpus {
 
     /// Reads the annotation; without it no GPU is closed. Parts of the value that name a GPU close it, whatever the others are.
     pub fn read(annotations: Option<&BTreeMap<String, String>>) -> Self {
-        let Some(value) = annotations.and_then(|annotations| annotations.get(CLOSED_GPUS)) else {
-            return Self::default();
-        };
         let mut closed = Self::default();
-        let mut is_readable = value.len() <= MAX_BYTES;
-        if is_readable {
-            for part in value.split(',').map(str::trim) {
-                match part.parse() {
-                    Ok(minor) => {
-                        closed.minors.insert(minor);
-                    }
-                    Err(_) if part == ALL => closed.is_all = true,
-                    Err(_) => is_readable = false,
-                }
+        let Some(value) = annotations.and_then(|annotations| annotations.get(CLOSED_GPUS)) else {
+            return closed;
+        };
+        value.clone_into(&mut closed.value);
+        if value.len() > MAX_BYTES {
+            closed.is_unreadable = true;
+            return closed;
+        }
+        for part in value.split(',').map(str::trim) {
+            match part.parse() {
+                Ok(minor) => drop(closed.minors.insert(minor)),
+                Err(_) if part == ALL => closed.is_all = true,
+                Err(_) => closed.is_unreadable = true,
             }
         }
-        closed.is_unreadable = !is_readable;
-        value.clone_into(&mut closed.value);
         closed
     }
 
@@ -98,11 +96,8 @@ impl ClosedGpus {
             return None;
         }
         let value: String = self.value.chars().take(MAX_SHOWN).collect();
-        let cut = if value.len() < self.value.len() {
-            " (cut)"
-        } else {
-            ""
-        };
+        let is_cut = value.len() < self.value.len();
+        let cut = if is_cut { " (cut)" } else { "" };
         let known: Vec<String> = known.iter().map(ToString::to_string).collect();
         Some(format!(
             "node annotation {CLOSED_GPUS}: {value:?}{cut} is neither {ALL:?} nor a list of GPUs of the node (minors {}); it closes \
@@ -112,7 +107,6 @@ impl ClosedGpus {
     }
 }
 
-/// The value of the annotation.
 impl fmt::Display for ClosedGpus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.is_all {

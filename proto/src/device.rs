@@ -24,8 +24,7 @@ pub const TYPE_FPGA: &str = "fpga";
 
 /// Label of the Device object and of the node: the vendor of the GPUs, such as `nvidia`.
 pub const GPU_VENDOR_LABEL: &str = "node.koordinator.sh/gpu-vendor";
-/// Label of the Device object and of the node: the model of the GPUs, such as `A100-SXM4-80GB`; absent if the node has several
-/// models. Koordinator's koordlet writes the same.
+/// Label of the Device object and of the node: the model of the GPUs, such as `A100-SXM4-80GB`; absent if it has several.
 pub const GPU_MODEL_LABEL: &str = "node.koordinator.sh/gpu-model";
 /// Label of the Device object and of the node: the version of the GPU driver, such as `570.133.20`.
 pub const GPU_DRIVER_LABEL: &str = "node.koordinator.sh/gpu-driver-version";
@@ -42,26 +41,22 @@ pub const SHARING_LABEL: &str = "gpushare/sharing";
 /// The only value of [`SHARING_LABEL`].
 pub const SHARING_DISABLED: &str = "disabled";
 
-/// Annotation of the node that the plugin changes after its Device object: kube-scheduler watches nodes, but no Device objects,
-/// and retries pending pods when a node changes.
+/// Annotation of the node that the plugin changes after its Device object, so that kube-scheduler retries pending pods.
 pub const DEVICES_REVISION: &str = "gpushare/devices-revision";
 
 /// Annotation of the Device object with the boot ID that the node's kernel had when the plugin wrote the object.
 pub const BOOT_ID: &str = "gpushare/boot-id";
 
-/// Annotation of the Device object with which an operator declares unhealthy devices healthy: their IDs, separated by commas,
-/// or `all`.
+/// Annotation of the Device object with which an operator declares devices healthy: IDs, separated by commas, or `all`.
 pub const CLEAR_UNHEALTHY: &str = "gpushare/clear-unhealthy";
 
-/// Label of a GPU in the Device object, and of the object itself, with the level at which memory limits are enforced: `none`,
-/// `hami-core` or [`ENFORCED_BY_DRIVER`]. The object has the lowest level of its GPUs. The same key is an annotation of pods: the
-/// level that the pod demands.
+/// Label of a GPU, and of the Device object for its lowest: the level at which memory limits are enforced, `none`, `hami-core` or
+/// [`ENFORCED_BY_DRIVER`]. Annotation of pods: the level that the pod demands.
 pub const ENFORCEMENT: &str = "gpushare/enforcement";
 /// The value of [`ENFORCEMENT`] for limits that the GPU driver enforces.
 pub const ENFORCED_BY_DRIVER: &str = "driver";
 
-/// The label of a GPU with the bytes of its memory that the driver keeps for itself and pods may not share, beside the amount
-/// that the Device object offers.
+/// Label of a GPU: the bytes of memory that the driver keeps for itself, beside the amount that the Device object offers.
 pub const RESERVED_MEMORY: &str = "gpushare/reserved-memory";
 
 /// The condition of a device that is true if it works.
@@ -72,9 +67,8 @@ pub const CONDITION_INJECTABLE: &str = "Injectable";
 pub const CONDITION_LIMITED: &str = "Limited";
 /// The condition of a GPU that is true if only containers that request GPUs see it.
 pub const CONDITION_ISOLATED: &str = "Isolated";
-/// The condition of a GPU that is false if a part of its node's report cannot be read or names a GPU which is not listed: the
-/// partition table, the links, or the devices of other plugins. Unknown if the operator's partition table is taken to be that of
-/// another kind of node.
+/// The condition of a GPU that is false if partition table, links or the devices of other plugins cannot be read, or name a GPU
+/// that is not listed. Unknown if the operator's partition table is taken to be that of another kind of node.
 pub const CONDITION_REPORT_VALID: &str = "ReportValid";
 /// The reason of [`CONDITION_REPORT_VALID`] if the node has a partition table that cannot be read, and no other.
 pub const PARTITIONS_UNREADABLE: &str = "PartitionsUnreadable";
@@ -118,9 +112,6 @@ pub struct RawDevice {
 
 impl RawDevice {
     /// Decodes the spec; an absent or null spec has no devices.
-    ///
-    /// # Errors
-    /// The spec has another form than the schema demands.
     // Decoded on demand, so that a spec of another form fails its node and no other.
     pub fn read(&self) -> Result<DeviceSpec, serde_json::Error> {
         Option::<DeviceSpec>::deserialize(&self.spec).map(Option::unwrap_or_default)
@@ -289,14 +280,13 @@ pub struct DeviceCondition {
 
 /// Removes the defaults of decoding from the schema: the API server would write them into objects.
 fn without_defaults(schema: &mut Schema) {
-    let properties = schema.get_mut("properties").and_then(Value::as_object_mut);
-    for field in properties
-        .into_iter()
-        .flat_map(|properties| properties.values_mut())
-    {
+    let Some(Value::Object(properties)) = schema.get_mut("properties") else {
+        return;
+    };
+    for field in properties.values_mut().filter_map(Value::as_object_mut) {
         // The default of `health` stays, as Koordinator's schema has it: a boolean that is left out is false there too.
         if field.get("default").is_some_and(|default| !default.is_boolean()) {
-            field.as_object_mut().and_then(|field| field.remove("default"));
+            field.remove("default");
         }
     }
 }

@@ -8,8 +8,7 @@ pub(crate) fn excerpt(text: &str) -> String {
     text.chars().take(EXCERPT).collect()
 }
 
-/// The beginning of an annotation's value in quotes, for errors: in single quotes if it has double ones, as JSON does, so that
-/// these need no backslashes. Characters that do not print are escaped.
+/// The beginning of a value in quotes; single ones if it has double ones, as JSON does, so that these need no backslashes.
 pub(crate) fn quoted(value: &str) -> String {
     let mut shown = excerpt(value);
     if shown.len() < value.len() {

@@ -5,11 +5,10 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::fmt;
 
-use serde::de::{self, Visitor};
+use serde::de;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use crate::node::Node;
 use crate::pod::{Pod, null_as_default};
@@ -20,8 +19,7 @@ use crate::pod::{Pod, null_as_default};
 pub struct ExtenderArgs<'a> {
     /// The pod to place.
     pub pod: Pod,
-    /// Whole nodes, if the extender is not `nodeCacheCapable`; also from an autoscaler that asks about nodes which do not exist
-    /// yet.
+    /// Whole nodes, if the extender is not `nodeCacheCapable`; also from an autoscaler, about nodes that do not exist yet.
     #[serde(default)]
     pub nodes: Option<NodeList>,
     /// Names of nodes, if the extender is `nodeCacheCapable`.
@@ -69,35 +67,9 @@ impl Serialize for WholeNode {
     }
 }
 
-/// A node name, borrowed from the request unless it contains a JSON escape.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Name<'a>(pub Cow<'a, str>);
-
-impl<'de: 'a, 'a> Deserialize<'de> for Name<'a> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_str(NameVisitor)
-    }
-}
-
-/// Reads a JSON string as a [`Name`].
-struct NameVisitor;
-
-impl<'de> Visitor<'de> for NameVisitor {
-    type Value = Name<'de>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a node name")
-    }
-
-    // A name without escapes is borrowed from the request's bytes, so that thousands of names cost no allocation.
-    fn visit_borrowed_str<E: de::Error>(self, name: &'de str) -> Result<Self::Value, E> {
-        Ok(Name(Cow::Borrowed(name)))
-    }
-
-    fn visit_str<E: de::Error>(self, name: &str) -> Result<Self::Value, E> {
-        Ok(Name(Cow::Owned(name.to_owned())))
-    }
-}
+/// A node name, borrowed from the request unless it contains a JSON escape: thousands of names cost no allocation.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize)]
+pub struct Name<'a>(#[serde(borrow)] pub Cow<'a, str>);
 
 /// The answer of `filter`.
 #[derive(Debug, Default, Serialize)]
@@ -125,7 +97,6 @@ pub struct FittingNodes<'a> {
     pub items: Vec<&'a WholeNode>,
 }
 
-/// Writes pairs of a node's name and a reason as a JSON object.
 fn as_map<S: Serializer>(entries: &[(&str, Cow<'_, str>)], serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_map(entries.iter().map(|(name, reason)| (name, reason)))
 }
@@ -163,9 +134,7 @@ pub struct ExtenderBindingResult {
     pub error: String,
 }
 
-/// The request of `preempt`.
-///
-/// kube-scheduler sends UIDs to an extender that is `nodeCacheCapable`, and whole pods to any other.
+/// The request of `preempt`: UIDs for an extender that is `nodeCacheCapable`, and whole pods for any other.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 pub struct ExtenderPreemptionArgs {
@@ -225,7 +194,15 @@ impl ExtenderPreemptionArgs {
         // kube-scheduler sends one of the two forms, and null for the other.
         let mut proposals = self.node_name_to_meta_victims.unwrap_or_default();
         for (node, victims) in self.node_name_to_victims.into_iter().flatten() {
-            proposals.entry(node).or_insert_with(|| victims.into());
+            let mut by_uid = MetaVictims {
+                n_pdb_violations: victims.n_pdb_violations,
+                ..MetaVictims::default()
+            };
+            for pod in victims.pods {
+                let uid = pod.metadata.uid.unwrap_or_default();
+                by_uid.pods.push(MetaPod { uid });
+            }
+            proposals.entry(node).or_insert(by_uid);
         }
         (self.pod, proposals)
     }
@@ -235,21 +212,6 @@ impl MetaVictims {
     /// Returns true if two lists of victims have the same pods, in any order.
     pub fn are_same_pods(&self, other: &Self) -> bool {
         self.pods.len() == other.pods.len() && self.pods.iter().all(|pod| other.pods.contains(pod))
-    }
-}
-
-// The answer names victims by UID, also where the request has whole pods.
-impl From<Victims> for MetaVictims {
-    fn from(victims: Victims) -> Self {
-        let mut pods = Vec::with_capacity(victims.pods.len());
-        for pod in victims.pods {
-            let uid = pod.metadata.uid.unwrap_or_default();
-            pods.push(MetaPod { uid });
-        }
-        Self {
-            pods,
-            n_pdb_violations: victims.n_pdb_violations,
-        }
     }
 }
 
@@ -263,12 +225,7 @@ const OWN_VOLUMES: [&str; 6] = [
     "secret",
 ];
 
-/// Returns true if other pods may keep the pod off a node by more than the resources that they use: by host ports, by volumes
-/// that one pod or one node may use at a time, or by rules about pods near by. Every victim that kube-scheduler proposes may then
-/// be needed.
-///
-/// # Errors
-/// The request cannot be read.
+/// Returns true if host ports, volumes or rules about other pods may keep the pod off a node: each proposed victim may be needed.
 pub fn depends_on_other_pods(request: &[u8], pod: &Pod) -> Result<bool, serde_json::Error> {
     #[derive(Deserialize)]
     #[serde(rename_all = "PascalCase")]
@@ -276,8 +233,8 @@ pub fn depends_on_other_pods(request: &[u8], pod: &Pod) -> Result<bool, serde_js
         pod: Value,
     }
     // A second pass over the request, since [`Pod`] lacks host ports and the kinds of volumes.
-    let Request { pod: object } = serde_json::from_slice(request)?;
-    let spec = object.get("spec").unwrap_or(&Value::Null);
+    let request: Request = serde_json::from_slice(request)?;
+    let spec = request.pod.get("spec").unwrap_or(&Value::Null);
     for container in list(spec, "containers").chain(list(spec, "initContainers")) {
         // A port of 0 is one that a template leaves open.
         let mut ports = list(container, "ports").filter_map(|port| port.get("hostPort")?.as_u64());
@@ -285,13 +242,11 @@ pub fn depends_on_other_pods(request: &[u8], pod: &Pod) -> Result<bool, serde_js
             return Ok(true);
         }
     }
-    let volumes = list(spec, "volumes").filter_map(Value::as_object);
-    // Pods may conflict over a kind of volume that this code does not know.
-    if volumes
-        .flat_map(Map::keys)
-        .any(|field| !OWN_VOLUMES.contains(&field.as_str()))
-    {
-        return Ok(true);
+    for volume in list(spec, "volumes").filter_map(Value::as_object) {
+        // Pods may conflict over a kind of volume that this code does not know.
+        if volume.keys().any(|field| !OWN_VOLUMES.contains(&field.as_str())) {
+            return Ok(true);
+        }
     }
     Ok(pod.spec.has_required_pod_rules())
 }

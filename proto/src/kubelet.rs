@@ -33,8 +33,7 @@ pub const HEALTHY: &str = "Healthy";
 /// Health of a device that kubelet counts in the node's capacity but not in its allocatable amount.
 pub const UNHEALTHY: &str = "Unhealthy";
 
-/// Longest message that kubelet reads, in bytes: the default of grpc-go, which kubelet does not raise. A longer one ends the
-/// stream.
+/// Longest message that kubelet reads, in bytes (the default of grpc-go); a longer one ends the stream.
 pub const MAX_MESSAGE_BYTES: usize = 4 * 1024 * 1024;
 
 #[cfg(test)]

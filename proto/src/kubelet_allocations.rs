@@ -57,14 +57,10 @@ pub struct KubeletAllocations {
 }
 
 impl KubeletAllocations {
-    /// Reads the annotations of a Device object; `None` if it has no such annotation.
-    ///
-    /// # Errors
-    /// The annotation is not a list of entries, an entry has another form, or it is longer than [`MAX_BYTES`]. The caller then
-    /// counts the devices of its last valid value.
+    /// Reads the annotations of a Device object, if it has one. After an error the caller counts the last valid value.
     pub fn read(annotations: &BTreeMap<String, String>) -> Result<Option<Self>, AnnotationError> {
-        let read = Self::key(annotations).and_then(|key| Some(Self::parse(key, annotations.get(key)?)));
-        read.transpose()
+        let text = Self::key(annotations).and_then(|key| Some((key, annotations.get(key)?)));
+        text.map(|(key, text)| Self::parse(key, text)).transpose()
     }
 
     /// Reads the annotation [`GPU_CHECKPOINTS`] alone; `None` if it is absent or cannot be read.
@@ -87,7 +83,6 @@ impl KubeletAllocations {
         Some(physical_id(id))
     }
 
-    /// Parses the value of either annotation.
     fn parse(key: &'static str, text: &str) -> Result<Self, AnnotationError> {
         // Entry by entry, so that an error names the entry.
         let list: Option<Vec<Value>> = annotation::parse(key, text, MAX_BYTES)?;
@@ -99,40 +94,23 @@ impl KubeletAllocations {
         Ok(Self { entries })
     }
 
-    /// The value of the annotation [`DEVICES_CHECKPOINTS`]; `None` if there are no entries.
-    ///
-    /// An annotation that would be too long is shortened: first without the answers to Allocate, then to one list of
-    /// devices per resource, without pods. `None` if even that is too long.
+    /// The value of the annotation [`DEVICES_CHECKPOINTS`]. One that would be too long is shortened: first without the answers to
+    /// Allocate, then to one list of devices per resource. `None` without entries, or if even that is too long.
     pub fn annotation(&self) -> Option<String> {
         if self.entries.is_empty() {
             return None;
         }
-        let forms: [fn(&Self) -> Vec<KubeletAllocation>; 3] = [
-            |all| all.entries.clone(),
-            Self::without_answers,
-            Self::without_pods,
-        ];
         // All forms have all devices: one that is left out would count as free.
-        for form in forms {
-            if let Ok(text) = serde_json::to_string(&form(self))
-                && text.len() <= MAX_BYTES
-            {
-                return Some(text);
-            }
+        if let Some(text) = short_text(&self.entries) {
+            return Some(text);
         }
-        None
-    }
-
-    /// All entries, without the answers to Allocate that kubelet's checkpoint holds.
-    fn without_answers(&self) -> Vec<KubeletAllocation> {
-        let mut entries = self.entries.clone();
-        for entry in &mut entries {
+        let mut without_answers = self.entries.clone();
+        for entry in &mut without_answers {
             entry.alloc_resp = None;
         }
-        entries
+        short_text(&without_answers).or_else(|| short_text(&self.without_pods()))
     }
 
-    /// One entry for each resource, with every device once.
     fn without_pods(&self) -> Vec<KubeletAllocation> {
         let mut by_resource = BTreeMap::<&str, BTreeSet<&String>>::new();
         for entry in &self.entries {
@@ -151,17 +129,19 @@ impl KubeletAllocations {
     }
 }
 
-/// The ID of the physical device behind an ID of kubelet, as far as the text alone shows it.
-///
-/// A replica (`GPU-a::3`) belongs to its device, and an instance in the notation of old drivers (`MIG-GPU-a/1/0`) to its
-/// GPU. Any other ID, such as an index or an instance's own UUID, is returned unchanged.
+/// The JSON of the entries, if it is short enough for an annotation.
+fn short_text(entries: &[KubeletAllocation]) -> Option<String> {
+    let text = serde_json::to_string(entries).ok()?;
+    (text.len() <= MAX_BYTES).then_some(text)
+}
+
+/// The ID of the physical device behind an ID of kubelet: a replica (`GPU-a::3`) belongs to its device, and an instance in the
+/// notation of old drivers (`MIG-GPU-a/1/0`) to its GPU. Any other ID is returned unchanged.
 pub fn physical_id(id: &str) -> &str {
     let device = id.split_once(REPLICA).map_or(id, |(device, _)| device);
     // Drivers before R470 name a MIG instance by its GPU; later drivers by a UUID of its own, which does not name the GPU.
-    match device
-        .strip_prefix(MIG)
-        .and_then(|instance| instance.split_once('/'))
-    {
+    let instance = device.strip_prefix(MIG);
+    match instance.and_then(|instance| instance.split_once('/')) {
         Some((gpu, _)) if gpu.starts_with("GPU-") => gpu,
         _ => device,
     }

@@ -1,10 +1,8 @@
 //! The use of GPU memory from which on a container counts as over its share: one rule for the device plugin's events, the
 //! read API, the CLI and the alert `GpushareLimitOverrun`.
 
-/// The percent of its share by which a container may exceed the share before that counts as an overrun.
-///
-/// The tolerance covers the rounding of shares and of the driver's pages, and processes that end while the driver lists them. The
-/// CUDA context of each process, several hundred MiB, is part of the use, as it is for limits that the driver enforces.
+/// The percent of its share by which a container may exceed the share, for the rounding of shares and of the driver's pages, and
+/// for processes that end while the driver lists them. The CUDA context of each process is part of the use.
 pub const OVERRUN_TOLERANCE_PERCENT: u64 = 5;
 
 /// Returns true if a container that uses `used` bytes exceeds its share of `given` bytes by more than the tolerance.

@@ -2,9 +2,7 @@
 
 use crate::memory_unit::{GIB, MIB};
 
-/// An amount of memory: in GiB or MiB with at most one digit after the point, below 1 MiB in bytes.
-///
-/// An amount that is rounded never reads as zero: `8192 bytes`, not `0 MiB`.
+/// An amount of memory: in GiB or MiB with at most one digit after the point, below 1 MiB in bytes, so that none reads as zero.
 #[expect(clippy::cast_precision_loss, reason = "one digit is shown, to people")]
 pub fn memory_text(bytes: u64) -> String {
     let (amount, unit) = match bytes {
@@ -17,9 +15,8 @@ pub fn memory_text(bytes: u64) -> String {
     format!("{} {unit}", text.strip_suffix(".0").unwrap_or(&text))
 }
 
-/// A number of memory units: with their size as in `20 GiB (20480 units of 1 MiB)`, else `20480 memory units`.
-///
-/// `unit` is the size of one unit in bytes; `None` if it is not known, or not the same everywhere.
+/// A number of memory units: with their size as in `20 GiB (20480 units of 1 MiB)`, or `20480 memory units` if `unit`, the bytes
+/// of one, is not known or not the same everywhere.
 pub fn units_text(units: u64, unit: Option<u64>) -> String {
     let noun = if units == 1 { "unit" } else { "units" };
     match unit.and_then(|unit| Some((unit, units.checked_mul(unit)?))) {

@@ -4,26 +4,16 @@
 use std::fmt;
 use std::str::FromStr;
 
+use crate::excerpt::excerpt;
 use crate::quantity::Quantity;
 
-/// Bytes in one MiB.
 pub(crate) const MIB: u64 = 1 << 20;
-/// Bytes in one GiB.
 pub(crate) const GIB: u64 = 1 << 30;
 
 /// The size of one memory unit: a multiple of 1 MiB up to 1 TiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MemoryUnit {
     bytes: u64,
-}
-
-/// A text that is not a memory unit.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "{text:?} is no memory unit: write MiB, GiB or a quantity such as 256Mi (a whole number of MiB, at most 1Ti)"
-)]
-pub struct MemoryUnitError {
-    text: String,
 }
 
 impl MemoryUnit {
@@ -55,22 +45,23 @@ impl MemoryUnit {
 }
 
 impl FromStr for MemoryUnit {
-    type Err = MemoryUnitError;
+    type Err = String;
 
-    fn from_str(text: &str) -> Result<Self, MemoryUnitError> {
-        let fail = || MemoryUnitError {
-            text: text.chars().take(64).collect(),
-        };
-        match text {
-            "MiB" => Ok(Self::MIB),
-            "GiB" => Ok(Self::GIB),
+    fn from_str(text: &str) -> Result<Self, String> {
+        let unit = match text {
+            "MiB" => Some(Self::MIB),
+            "GiB" => Some(Self::GIB),
             // A bare number would be bytes in Kubernetes and units to a reader, so a suffix is required.
-            _ if !text.ends_with('i') => Err(fail()),
+            _ if !text.ends_with('i') => None,
             _ => {
-                let quantity: Quantity = text.parse().map_err(|_| fail())?;
-                quantity.unsigned().and_then(Self::from_bytes).ok_or_else(fail)
+                let quantity: Option<Quantity> = text.parse().ok();
+                quantity.and_then(Quantity::unsigned).and_then(Self::from_bytes)
             }
-        }
+        };
+        let shown = excerpt(text);
+        unit.ok_or_else(|| {
+            format!("{shown:?} is no memory unit: write MiB, GiB or a quantity such as 256Mi (a whole number of MiB, at most 1Ti)")
+        })
     }
 }
 

@@ -26,8 +26,7 @@ pub const RUNTIME_SERVICE: &str = "nri.pkg.api.v1alpha1.Runtime";
 /// The ttrpc service that a plugin serves to the runtime.
 pub const PLUGIN_SERVICE: &str = "nri.pkg.api.v1alpha1.Plugin";
 
-/// The bit of [`api::ConfigureResponse::events`] for the creation of a container: bit `n - 1` stands for the event `n`, and
-/// `CREATE_CONTAINER` is event 4.
+/// The bit of [`api::ConfigureResponse::events`] for `CREATE_CONTAINER`, event 4: bit `n - 1` stands for the event `n`.
 pub const CREATE_CONTAINER_EVENT: i32 = 1 << 3;
 
 /// Status codes of gRPC that the plugin or the testbed uses.

@@ -11,28 +11,21 @@ use serde_json::{Value, json};
 use crate::annotation::{self, AnnotationError};
 use crate::record::DeviceAllocations;
 
-/// Annotation of the Device object: JSON of [`SwappedRecords`].
-///
-/// kubelet may admit two equal pods in another order than the scheduler placed them, so that each sees the other's devices. Then
-/// the plugin swaps their records by one write that names both pods, and the pods' own annotations follow. From that write on a
-/// pod's effective record is its entry here, if it has one, and else its own annotations.
+/// Annotation of the Device object: JSON of [`SwappedRecords`]. kubelet may admit two equal pods in another order than the
+/// scheduler placed them; then the plugin swaps their records by one write that names both. From then on the entry here is the
+/// effective record of a pod, and its own annotations follow.
 pub const EXCHANGED_RECORDS: &str = "gpushare/exchanged-records";
 
-/// Annotation of the Device object: a JSON list of UIDs of pods that kubelet has admitted without a device although their
-/// records or requests name devices.
-///
-/// Only a plugin that lets no container start on a device without room writes it; without the annotation the plugin reports
-/// no such pods. kubelet allocates devices at admission alone, so an entry stays true for the life of its pod.
+/// Annotation of the Device object: a JSON list of UIDs of pods that kubelet has admitted without a device although their records
+/// or requests name devices. Written only by a plugin that lets no container start on a device without room. kubelet allocates at
+/// admission alone, so that an entry stays true for the life of its pod.
 pub const PODS_WITHOUT_DEVICES: &str = "gpushare/pods-without-devices";
 
-/// Annotation of the Node: JSON of [`PluginState`].
-///
-/// The plugin writes it when kubelet has opened all of its device lists, when it has lost one, and before it ends. A plugin
-/// that is killed writes nothing, so the annotation alone does not prove that the plugin lives.
+/// Annotation of the Node: JSON of [`PluginState`]. Written when kubelet has opened all device lists, when it has lost one, and
+/// before the plugin ends; a plugin that is killed writes nothing.
 const PLUGIN_STATE: &str = "gpushare/device-plugin";
 
-/// Values of the label `app.kubernetes.io/name` of the plugin's pods, as shipped: the plugin, and the variant that serves whole
-/// GPUs.
+/// Values of the label `app.kubernetes.io/name` of the plugin's pods: the plugin, and the variant that serves whole GPUs.
 pub const PLUGIN_NAMES: [&str; 2] = ["gpushare-device-plugin", "gpushare-device-plugin-whole-gpus"];
 
 /// The label selector of the pods with one of [`PLUGIN_NAMES`].
@@ -58,21 +51,14 @@ pub type PodUids = BTreeSet<Box<str>>;
 
 type Annotations = BTreeMap<String, String>;
 
-/// Reads [`EXCHANGED_RECORDS`]; empty without the annotation.
-///
-/// # Errors
-/// The annotation does not parse, is longer than 96 KiB, names more than 1,024 pods, a pod by something else than a UID, or no
-/// device for a pod. Readers keep the last valid value.
+/// Reads [`EXCHANGED_RECORDS`]; empty without the annotation. After an error readers keep the last valid value.
 pub fn read_swapped_records(annotations: Option<&Annotations>) -> Result<SwappedRecords, AnnotationError> {
     let swapped = read(annotations, EXCHANGED_RECORDS, MAX_SWAPPED_BYTES)?.unwrap_or_default();
     check_swapped_records(&swapped)?;
     Ok(swapped)
 }
 
-/// The value of [`EXCHANGED_RECORDS`].
-///
-/// # Errors
-/// [`read_swapped_records`] would refuse the value.
+/// The value of [`EXCHANGED_RECORDS`], unless [`read_swapped_records`] would refuse it.
 pub fn write_swapped_records(swapped: &SwappedRecords) -> Result<String, AnnotationError> {
     check_swapped_records(swapped)?;
     match serde_json::to_string(swapped) {
@@ -102,15 +88,11 @@ fn check_swapped_records(swapped: &SwappedRecords) -> Result<(), AnnotationError
     Ok(())
 }
 
-/// The error about [`EXCHANGED_RECORDS`].
 fn swapped_error(rule: impl Into<String>) -> AnnotationError {
     AnnotationError::new(EXCHANGED_RECORDS, rule)
 }
 
 /// Reads [`PODS_WITHOUT_DEVICES`]; `None` if the plugin does not report such pods.
-///
-/// # Errors
-/// The annotation is not a JSON list of strings, or is longer than 16 KiB.
 pub fn read_pods_without_devices(
     annotations: Option<&Annotations>,
 ) -> Result<Option<PodUids>, AnnotationError> {
@@ -125,10 +107,8 @@ pub fn write_pods_without_devices<'a>(uids: impl IntoIterator<Item = &'a str>) -
     for uid in uids.into_iter().collect::<BTreeSet<_>>() {
         // Two quotes and a comma. UIDs have no characters that JSON escapes, so others are left out.
         n_bytes += uid.len() + 3;
-        let is_plain = uid
-            .bytes()
-            .all(|byte| byte.is_ascii_graphic() && byte != b'"' && byte != b'\\');
-        if n_bytes <= MAX_PODS_BYTES && is_plain {
+        let is_plain = |byte: u8| byte.is_ascii_graphic() && byte != b'"' && byte != b'\\';
+        if n_bytes <= MAX_PODS_BYTES && uid.bytes().all(is_plain) {
             written.insert(uid);
         }
     }
@@ -151,9 +131,6 @@ pub struct PluginState {
 
 impl PluginState {
     /// Reads the annotation of the plugin's state; `None` if the plugin has never reported.
-    ///
-    /// # Errors
-    /// The annotation does not parse, or is longer than 512 bytes.
     pub fn read(annotations: Option<&Annotations>) -> Result<Option<Self>, AnnotationError> {
         read(annotations, PLUGIN_STATE, MAX_STATE_BYTES)
     }
@@ -166,7 +143,6 @@ impl PluginState {
     }
 }
 
-/// Reads an annotation whose value is JSON; `None` without the annotation.
 fn read<T: DeserializeOwned>(
     annotations: Option<&Annotations>,
     key: &'static str,

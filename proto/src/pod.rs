@@ -6,12 +6,13 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
 use serde::{Deserialize, Serialize};
 
 use crate::quantity::Quantity;
 use group::{KOORDINATOR_MIN_AVAILABLE, n_members};
+use scheduling::{is_set, length};
 
 pub(crate) mod group;
 mod node_affinity;
@@ -24,8 +25,7 @@ pub use scheduling::{
     Toleration, Volume,
 };
 
-/// Annotation of a mirror pod: the copy that kubelet writes into the API of a static pod, which it runs from a file of its node,
-/// whatever the API server answers.
+/// Annotation of a mirror pod: kubelet's copy in the API of a static pod, which it runs whatever the API server answers.
 pub const MIRROR: &str = "kubernetes.io/config.mirror";
 
 /// Annotation of a pod that requests no amounts and wants to see all GPUs of its node: `"true"`.
@@ -34,7 +34,6 @@ pub const ALL_DEVICES: &str = "gpushare/all-devices";
 /// Annotation of a pod that no plan moves, and that is not evicted so that another pod has room: `"false"`.
 pub const EVICT: &str = "gpushare/evict";
 
-/// The namespace of the cluster's own components.
 const SYSTEM_NAMESPACE: &str = "kube-system";
 
 /// The type of the pod condition in which kube-scheduler reports its last attempt.
@@ -102,9 +101,9 @@ pub struct PodSpec {
     /// Amounts that the pod's `RuntimeClass` adds to those of the containers.
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "is_default")]
     pub overhead: BTreeMap<String, QuantityText>,
-    /// Claims of devices by Dynamic Resource Allocation (DRA).
-    #[serde(deserialize_with = "null_as_default", skip_serializing)]
-    pub resource_claims: Vec<PodResourceClaim>,
+    /// The number of claims of devices by Dynamic Resource Allocation (DRA).
+    #[serde(rename = "resourceClaims", deserialize_with = "length", skip_serializing)]
+    pub n_resource_claims: usize,
     /// Volumes; only their kinds are read.
     #[serde(deserialize_with = "null_as_default", skip_serializing)]
     pub volumes: Vec<Volume>,
@@ -121,14 +120,6 @@ pub struct PodSpec {
 #[serde(default)]
 pub struct SchedulingGate {
     /// The gate's name, with the domain of the component that removes it; unique in the pod.
-    pub name: String,
-}
-
-/// A claim of devices (DRA) that a pod uses.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(default)]
-pub struct PodResourceClaim {
-    /// The name that the pod's containers use for the claim; unique in the pod.
     pub name: String,
 }
 
@@ -243,9 +234,13 @@ pub struct PodStatus {
     /// The node that kube-scheduler reserves for the pod while preempted pods end there or a binding is prepared.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nominated_node_name: Option<String>,
-    /// The claim that kube-scheduler created for extended resources which a DRA driver serves.
-    #[serde(skip_serializing)]
-    pub extended_resource_claim_status: Option<ExtendedResourceClaim>,
+    /// True if kube-scheduler created a claim for extended resources which a DRA driver serves.
+    #[serde(
+        rename = "extendedResourceClaimStatus",
+        deserialize_with = "is_set",
+        skip_serializing
+    )]
+    pub has_extended_resource_claim: bool,
     /// The reason of the phase in CamelCase, such as `UnexpectedAdmissionError` if kubelet refused the pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
@@ -295,27 +290,16 @@ pub struct ContainerRunning {
     pub started_at: Option<String>,
 }
 
-/// A claim for extended resources.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub struct ExtendedResourceClaim {
-    /// Name of the `ResourceClaim`, in the namespace of the pod.
-    pub resource_claim_name: String,
-}
-
 impl Pod {
-    /// Returns true if the pod's processes have ended for good, so that its devices are free. With a deletion timestamp they may
-    /// still run until the grace period ends.
+    /// Returns true if the pod's processes have ended for good, so that its devices are free. A deletion timestamp shows no end.
     pub fn is_terminal(&self) -> bool {
         matches!(self.status.phase.as_deref(), Some("Succeeded" | "Failed"))
     }
 
-    /// Returns true if the pod runs on its node because of that node and would be placed on no other: a pod of a `DaemonSet`, or
-    /// the mirror of a static pod.
+    /// Returns true if the pod would be placed on no other node: a pod of a `DaemonSet`, or the mirror of a static pod.
     pub fn is_tied_to_node(&self) -> bool {
         // kubelet makes the Node the controller of a static pod's mirror.
-        self.controller_kind()
-            .is_some_and(|kind| ["DaemonSet", "Node"].contains(&kind))
+        matches!(self.controller_kind(), Some("DaemonSet" | "Node"))
     }
 
     /// The kind of the controller that creates another pod in the place of this one; `None` without a controller.
@@ -325,8 +309,7 @@ impl Pod {
         controller.map(|owner| owner.kind.as_str())
     }
 
-    /// Returns true if the pod may be evicted so that a more important pod has room: a controller creates another pod in its
-    /// place, on any node; it is no part of the cluster itself, and its annotation does not forbid it.
+    /// Returns true if the pod may be evicted for a more important one, as another comes in its place, on any node.
     pub fn may_be_evicted(&self) -> bool {
         self.controller_kind().is_some()
             && !self.is_tied_to_node()
@@ -334,33 +317,27 @@ impl Pod {
             && self.annotation(EVICT) != Some("false")
     }
 
-    /// The time at which the field manager `manager` last wrote the fields of the pod that include its nominated node, in unix
-    /// seconds; `i64::MAX` if it is not known, `None` if the pod is not nominated, or by another manager.
+    /// The unix time at which this field manager wrote the pod's nomination; `i64::MAX` if it is not known, `None` without one.
     pub fn nominated_at_by(&self, manager: &str) -> Option<i64> {
-        let is_nomination = |entry: &&ManagedFieldsEntry| {
+        self.nominated_node()?;
+        for entry in self.metadata.managed_fields.iter().flatten() {
             let fields = entry.fields_v1.as_ref().map(|fields| &fields.0);
             let nominated = fields.and_then(|fields| fields.pointer("/f:status/f:nominatedNodeName"));
-            entry.manager.as_deref() == Some(manager) && nominated.is_some()
-        };
-        self.nominated_node()?;
-        let entry = self
-            .metadata
-            .managed_fields
-            .iter()
-            .flatten()
-            .find(is_nomination)?;
-        let time = entry.time.as_ref();
-        Some(time.map_or(i64::MAX, |time| time.0.as_second()))
+            if entry.manager.as_deref() == Some(manager) && nominated.is_some() {
+                let time = entry.time.as_ref();
+                return Some(time.map_or(i64::MAX, |time| time.0.as_second()));
+            }
+        }
+        None
     }
 
     /// Returns true if the pod may hold devices of DRA drivers, which kubelet prepares before its containers start.
     pub fn uses_claims(&self) -> bool {
         // With the feature gate `DRAExtendedResource` a pod may have a claim that its spec does not show.
-        !self.spec.resource_claims.is_empty() || self.status.extended_resource_claim_status.is_some()
+        self.spec.n_resource_claims > 0 || self.status.has_extended_resource_claim
     }
 
-    /// Returns true if kube-scheduler may wait before it binds the pod: for its volumes or the devices of its DRA claims, unless
-    /// they are bound already, which the pod does not show.
+    /// Returns true if kube-scheduler may wait for volumes or DRA claims before it binds the pod, unless they are bound already.
     pub fn may_wait_for_claims(&self) -> bool {
         let mut volumes = self.spec.volumes.iter();
         self.uses_claims() || volumes.any(|volume| volume.is_claimed || volume.is_ephemeral)
@@ -402,13 +379,7 @@ impl Pod {
         self.group().is_some()
     }
 
-    /// The group that the pod is a member of.
-    pub fn group(&self) -> Option<GroupRef<'_>> {
-        GroupRef::of(self)
-    }
-
-    /// The least number of members of the pod's gang that may run, by Koordinator's annotation; `None` without it, or if it is no
-    /// number.
+    /// The least number of members of the pod's gang that may run, by Koordinator's annotation; `None` if it is no number.
     pub fn gang_min_available(&self) -> Option<u32> {
         let written = self.annotation(KOORDINATOR_MIN_AVAILABLE)?;
         written.parse().ok().map(n_members)
@@ -451,16 +422,12 @@ impl PodSpec {
 
     /// Returns true if the pod prefers some of the nodes that it may run on.
     pub fn has_preferences(&self) -> bool {
-        let Affinity {
-            node_affinity,
-            pod_affinity,
-            pod_anti_affinity,
-        } = &self.affinity;
+        let affinity = &self.affinity;
         let mut spreads = self.topology_spread_constraints.iter();
-        node_affinity.n_preferred > 0
-            || pod_affinity.n_preferred > 0
-            || pod_anti_affinity.n_preferred > 0
-            || spreads.any(SpreadConstraint::is_preference)
+        affinity.node_affinity.n_preferred > 0
+            || affinity.pod_affinity.n_preferred > 0
+            || affinity.pod_anti_affinity.n_preferred > 0
+            || spreads.any(|spread| spread.when_unsatisfiable == "ScheduleAnyway")
     }
 
     /// Returns true if the pod has required rules about other pods: affinity, anti-affinity or spreading.
@@ -469,14 +436,13 @@ impl PodSpec {
         let mut spreads = self.topology_spread_constraints.iter();
         affinity.pod_affinity.is_required
             || affinity.pod_anti_affinity.is_required
-            || spreads.any(SpreadConstraint::is_required)
+            || spreads.any(|spread| spread.when_unsatisfiable == "DoNotSchedule")
     }
 
     /// Returns true if the pod does not tolerate one of the `PreferNoSchedule` taints.
     pub fn avoids(&self, taints: &[Taint]) -> bool {
-        taints
-            .iter()
-            .any(|taint| taint.is_prefer_no_schedule() && !taint.is_tolerated_by(&self.tolerations))
+        let mut preferences = taints.iter().filter(|taint| taint.is_prefer_no_schedule());
+        preferences.any(|taint| !taint.is_tolerated_by(&self.tolerations))
     }
 }
 
@@ -496,9 +462,8 @@ impl Container {
     /// The amount of each resource that kubelet allocates, as [`Self::quantity`] has it.
     pub fn quantities(&self) -> impl Iterator<Item = (&String, &QuantityText)> {
         let ResourceRequirements { limits, requests } = &self.resources;
-        let unlimited = requests
-            .iter()
-            .filter(|(resource, _)| !limits.contains_key(*resource));
+        let requests = requests.iter();
+        let unlimited = requests.filter(|(resource, _)| !limits.contains_key(*resource));
         limits.iter().chain(unlimited)
     }
 
@@ -525,10 +490,7 @@ impl QuantityText {
         u64::try_from(thousandths).unwrap_or(0)
     }
 
-    /// The parsed value.
-    ///
-    /// # Errors
-    /// The text or JSON, if it is not a quantity.
+    /// The parsed value; else the text or JSON that is not a quantity.
     pub fn quantity(&self) -> Result<Quantity, Cow<'_, str>> {
         match self {
             Self::Text(text) => text.parse().map_err(|_| Cow::Borrowed(text.as_str())),

@@ -17,10 +17,9 @@ use crate::annotation::AnnotationError;
 use crate::excerpt::quoted;
 use crate::pod::group::n_members;
 
-/// Annotation of a `PodGroup` or of its members: the part of the cluster in which all members are to be, one of
-/// [`GroupDomain::ALL`].
+/// Annotation of a `PodGroup` or of its members: the [`GroupDomain`] in which all members are to be.
 pub const GROUP_DOMAIN: &str = "gpushare/group-domain";
-/// Annotation of a `PodGroup` or of its members: the outcome if no such domain has room, one of [`DomainPolicy::ALL`].
+/// Annotation of a `PodGroup` or of its members: the [`DomainPolicy`].
 pub const GROUP_DOMAIN_POLICY: &str = "gpushare/group-domain-policy";
 
 /// The plural name of `PodGroup`s in each of their APIs.
@@ -50,23 +49,6 @@ pub enum DomainPolicy {
     Preferred,
 }
 
-/// A text that is the name of no domain or policy.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{text} is none of {choice}")]
-pub struct GroupWishError {
-    text: String,
-    choice: String,
-}
-
-impl GroupWishError {
-    fn new(text: &str, choice: &[&str]) -> Self {
-        Self {
-            text: quoted(text),
-            choice: choice.join(", "),
-        }
-    }
-}
-
 impl GroupDomain {
     /// All domains.
     pub const ALL: [Self; 3] = [Self::Any, Self::Node, Self::Link];
@@ -82,9 +64,6 @@ impl GroupDomain {
 }
 
 impl DomainPolicy {
-    /// All policies.
-    pub const ALL: [Self; 2] = [Self::Required, Self::Preferred];
-
     /// The name in annotations.
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -95,21 +74,17 @@ impl DomainPolicy {
 }
 
 impl FromStr for GroupDomain {
-    type Err = GroupWishError;
+    type Err = String;
 
-    fn from_str(text: &str) -> Result<Self, GroupWishError> {
-        let named = Self::ALL.into_iter().find(|domain| domain.as_str() == text);
-        named.ok_or_else(|| GroupWishError::new(text, &Self::ALL.map(Self::as_str)))
+    fn from_str(text: &str) -> Result<Self, String> {
+        named(text, Self::ALL, Self::as_str)
     }
 }
 
-impl FromStr for DomainPolicy {
-    type Err = GroupWishError;
-
-    fn from_str(text: &str) -> Result<Self, GroupWishError> {
-        let named = Self::ALL.into_iter().find(|policy| policy.as_str() == text);
-        named.ok_or_else(|| GroupWishError::new(text, &Self::ALL.map(Self::as_str)))
-    }
+/// The one of several values with the name `text`.
+fn named<T: Copy, const N: usize>(text: &str, all: [T; N], name: fn(T) -> &'static str) -> Result<T, String> {
+    let found = all.into_iter().find(|value| name(*value) == text);
+    found.ok_or_else(|| format!("{} is none of {}", quoted(text), all.map(name).join(", ")))
 }
 
 /// The wish of a group for one domain; without annotations `any`.
@@ -123,31 +98,23 @@ pub struct GroupWish {
 
 impl GroupWish {
     /// Reads the annotations of a `PodGroup` or a pod; `None` if it has neither of the two.
-    ///
-    /// # Errors
-    /// A value is none of those that its annotation may have.
     pub fn read(annotations: Option<&BTreeMap<String, String>>) -> Result<Option<Self>, AnnotationError> {
-        let domain = read_name(annotations, GROUP_DOMAIN)?;
-        let policy = read_name(annotations, GROUP_DOMAIN_POLICY)?;
-        if domain.is_none() && policy.is_none() {
-            return Ok(None);
+        let text = |key: &str| annotations?.get(key);
+        let mut wish = None;
+        if let Some(text) = text(GROUP_DOMAIN) {
+            let domain = text
+                .parse()
+                .map_err(|rule: String| AnnotationError::new(GROUP_DOMAIN, rule))?;
+            wish.get_or_insert(Self::default()).domain = domain;
         }
-        Ok(Some(Self {
-            domain: domain.unwrap_or_default(),
-            policy: policy.unwrap_or_default(),
-        }))
+        if let Some(text) = text(GROUP_DOMAIN_POLICY) {
+            let all = [DomainPolicy::Required, DomainPolicy::Preferred];
+            let policy = named(text, all, DomainPolicy::as_str)
+                .map_err(|rule| AnnotationError::new(GROUP_DOMAIN_POLICY, rule))?;
+            wish.get_or_insert(Self::default()).policy = policy;
+        }
+        Ok(wish)
     }
-}
-
-/// Parses the value of an annotation, if it is there.
-fn read_name<T: FromStr<Err = GroupWishError>>(
-    annotations: Option<&BTreeMap<String, String>>,
-    key: &'static str,
-) -> Result<Option<T>, AnnotationError> {
-    let text = annotations.and_then(|annotations| annotations.get(key));
-    text.map(|text| text.parse())
-        .transpose()
-        .map_err(|error: GroupWishError| AnnotationError::new(key, error.to_string()))
 }
 
 /// An API in which `PodGroup`s are served.
@@ -177,64 +144,31 @@ impl PodGroupApi {
         }
     }
 
-    /// The two parts of [`Self::api_version`].
     fn group_and_version(self) -> (&'static str, &'static str) {
         self.api_version().split_once('/').unwrap_or_default()
     }
 }
 
-/// A `PodGroup` of any of its APIs, with the fields that are read of it.
-///
-/// The API is not part of the object: lists leave `apiVersion` out of their items.
+/// A `PodGroup` of any of its APIs. The API is not part of it: lists leave `apiVersion` out of their items.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct PodGroup {
     /// Name, namespace and annotations.
     pub metadata: ObjectMeta,
-    /// The size of the group.
-    pub spec: Option<PodGroupSpec>,
-}
-
-/// The desired state of a `PodGroup`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub struct PodGroupSpec {
-    /// Of Kubernetes' APIs.
-    pub scheduling_policy: Option<PodGroupSchedulingPolicy>,
-    /// Of coscheduling's API: the least number of members that may run. JSON, as a custom resource may have any schema.
-    pub min_member: Option<Value>,
-}
-
-/// The way in which kube-scheduler places the members of a `PodGroup`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(default)]
-pub struct PodGroupSchedulingPolicy {
-    /// Present if members are placed all or none; a `basic` policy has no size.
-    pub gang: Option<GangSchedulingPolicy>,
-}
-
-/// The size of a `PodGroup` whose members are placed all or none.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub struct GangSchedulingPolicy {
-    /// The least number of members that are placed together.
-    pub min_count: Option<Value>,
+    /// The desired state. JSON, as a custom resource may have any schema.
+    pub spec: Value,
 }
 
 impl PodGroup {
-    /// The least number of members that are placed together; `None` for a group without a size. A negative number is read as 0, a
-    /// larger one than 32 bits hold as the largest.
+    /// The least number of members that are placed together, within the bounds of 32 bits; `None` for a group without a size.
     pub fn min_count(&self) -> Option<u32> {
-        let spec = self.spec.as_ref()?;
-        let gang = spec
-            .scheduling_policy
-            .as_ref()
-            .and_then(|policy| policy.gang.as_ref());
-        let count = match gang {
-            Some(gang) => &gang.min_count,
-            None => &spec.min_member,
+        // A `basic` policy of Kubernetes' APIs has no size.
+        let count = match self.spec.pointer("/schedulingPolicy/gang") {
+            Some(gang) if !gang.is_null() => gang.get("minCount"),
+            // Of coscheduling's API.
+            _ => self.spec.get("minMember"),
         };
-        count.as_ref()?.as_i64().map(n_members)
+        count?.as_i64().map(n_members)
     }
 
     /// `namespace/name`, as [`crate::pod::GroupRef::key`] of the members has it.

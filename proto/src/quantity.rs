@@ -8,23 +8,14 @@ use std::str::FromStr;
 use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// Nano-units in one unit.
+use crate::excerpt::excerpt;
+
 const NANOS: i128 = 1_000_000_000;
 
-/// An exact quantity, from -2^63 to 2^63 - 1 units in steps of 10^-9.
-///
-/// Compares by value: `"16Gi"` equals `"17179869184"`. Displays in the shortest exact form.
+/// An exact quantity, from -2^63 to 2^63 - 1 units in steps of 10^-9. Compares by value, and displays in the shortest exact form.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Quantity {
     nanos: i128,
-}
-
-/// A text that is not a quantity, with the rule that it breaks.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is not a quantity: {rule}")]
-pub struct QuantityError {
-    text: String,
-    rule: &'static str,
 }
 
 impl Quantity {
@@ -61,30 +52,20 @@ impl Quantity {
 }
 
 impl FromStr for Quantity {
-    type Err = QuantityError;
+    type Err = String;
 
-    fn from_str(text: &str) -> Result<Self, QuantityError> {
-        let fail = |rule| QuantityError {
-            // Only the beginning: the text may be a whole file.
-            text: text.chars().take(64).collect(),
-            rule,
-        };
-        let (negative, unsigned) = match text.as_bytes().first() {
-            Some(b'-') => (true, text.get(1..).unwrap_or_default()),
-            Some(b'+') => (false, text.get(1..).unwrap_or_default()),
-            _ => (false, text),
-        };
-        let number_len = unsigned
-            .bytes()
-            .take_while(|b| b.is_ascii_digit() || *b == b'.')
-            .count();
+    fn from_str(text: &str) -> Result<Self, String> {
+        let fail = |rule| format!("{:?} is not a quantity: {rule}", excerpt(text));
+        let unsigned = text.strip_prefix(['-', '+']).unwrap_or(text);
+        let is_of_suffix = |c: char| !c.is_ascii_digit() && c != '.';
+        let number_len = unsigned.find(is_of_suffix).unwrap_or(unsigned.len());
         let (number, suffix) = unsigned.split_at(number_len);
         let scale = Scale::parse(suffix).ok_or_else(|| {
             fail("the suffix is none of n u m k M G T P E Ki Mi Gi Ti Pi Ei or an exponent")
         })?;
         let nanos = scale.nanos_of(number).map_err(fail)?;
         // Kubernetes holds quantities in 64 bits; larger ones would wrap in its components.
-        let nanos = if negative { -nanos } else { nanos };
+        let nanos = if text.starts_with('-') { -nanos } else { nanos };
         let [least, most] = [i64::MIN, i64::MAX].map(|units| i128::from(units) * NANOS);
         if nanos < least || nanos > most {
             return Err(fail("the value is out of range"));
@@ -174,26 +155,26 @@ impl fmt::Display for Quantity {
         if self.nanos % NANOS == 0 {
             let units = self.nanos / NANOS;
             // Binary suffixes: memory is what people read here, and 100 has no shorter decimal form.
-            let binary = [
+            for (bits, suffix) in [
                 (60, "Ei"),
                 (50, "Pi"),
                 (40, "Ti"),
                 (30, "Gi"),
                 (20, "Mi"),
                 (10, "Ki"),
-            ];
-            let found = binary
-                .iter()
-                .find(|(bits, _)| units != 0 && units % (1 << bits) == 0);
-            return match found {
-                Some((bits, suffix)) => write!(f, "{}{suffix}", units >> bits),
-                None => write!(f, "{units}"),
-            };
+            ] {
+                if units != 0 && units % (1 << bits) == 0 {
+                    return write!(f, "{}{suffix}", units >> bits);
+                }
+            }
+            return write!(f, "{units}");
         }
-        let decimal = [(1_000_000, "m"), (1_000, "u"), (1, "n")];
-        let found = decimal.iter().find(|(nanos, _)| self.nanos % nanos == 0);
-        let (nanos, suffix) = found.copied().unwrap_or((1, "n"));
-        write!(f, "{}{suffix}", self.nanos / nanos)
+        for (nanos, suffix) in [(1_000_000, "m"), (1_000, "u")] {
+            if self.nanos % nanos == 0 {
+                return write!(f, "{}{suffix}", self.nanos / nanos);
+            }
+        }
+        write!(f, "{}n", self.nanos)
     }
 }
 
@@ -228,9 +209,7 @@ impl Visitor<'_> for QuantityVisitor {
     }
 
     fn visit_u64<E: de::Error>(self, units: u64) -> Result<Quantity, E> {
-        i64::try_from(units)
-            .map(Quantity::from_integer)
-            .map_err(|_| E::custom("the value is out of range"))
+        self.visit_str(&units.to_string())
     }
 
     fn visit_f64<E: de::Error>(self, units: f64) -> Result<Quantity, E> {

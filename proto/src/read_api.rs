@@ -20,8 +20,7 @@ pub use plan::{
 /// The version of the JSON; the first part of every path, as in `/v1/state`.
 pub const VERSION: &str = "v1";
 
-/// The TCP port that serves this API and the live page without credentials on the pod's loopback address, which port-forwards
-/// reach.
+/// The TCP port of this API and the live page, without credentials, on the pod's loopback address, for port-forwards.
 pub const PORT: u16 = 12346;
 
 /// The answer of `GET state`: the cluster in one snapshot, at most a second old.
@@ -52,8 +51,7 @@ pub struct State {
     /// With `?use=true`: the names of nodes of which the GPU memory in use is not known, by the reason.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub use_unknown: BTreeMap<String, Vec<String>>,
-    /// True if the client may not list the pods of all namespaces. Names of pods are then left out, except in namespaces whose
-    /// pods the client may list.
+    /// True if the client may not list the pods of all namespaces: names of pods are left out where it may not.
     #[serde(skip_serializing_if = "is_default")]
     pub names_hidden: bool,
 }
@@ -108,13 +106,11 @@ pub struct Totals {
     pub memory: Amount,
     /// Bytes of memory that are free on GPUs which take pods, but where no typical pod fits; see [`Gpu::stranded`].
     pub stranded: u64,
-    /// Bytes of free memory that no new pod gets: on unhealthy and on closed GPUs, and on nodes whose device plugin keeps the
-    /// scheduler from placing pods there.
+    /// Bytes of free memory that no new pod gets: on unhealthy and closed GPUs, and on nodes whose device plugin does not serve.
     pub unusable: u64,
     /// Computing power in percent of one GPU: eight whole GPUs have 800.
     pub core: Amount,
-    /// Bytes of memory in use by any process, on the GPUs that device plugins measure; only in the history, and only if some
-    /// plugin measures.
+    /// Bytes of memory in use by any process, on GPUs that device plugins measure; only in the history, absent if there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub used: Option<u64>,
 }
@@ -206,8 +202,7 @@ pub struct Gpu {
     pub closed: bool,
     /// Bytes of memory.
     pub memory: Amount,
-    /// Bytes of free memory, if no typical pod fits there: none of the requests that 2 % or more of the pods have fits into what
-    /// is free. Absent for 0.
+    /// Bytes of free memory where no typical pod fits: no request that 2 % or more of the pods have. Absent for 0.
     #[serde(skip_serializing_if = "is_default")]
     pub stranded: u64,
     /// Computing power in percent; a whole GPU has 100 unless its Device object says otherwise.
@@ -263,8 +258,8 @@ pub struct Holder {
     /// The reason that the scheduler cannot read the pod's record; it then counts the most that the pod may hold.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
-    /// The GPUs of the pod's record that the node does not have any more, by UUID, or by minor where the record has no UUID. On a
-    /// node whose plugin checks starts, its amount of each such GPU is counted on one GPU, else on all.
+    /// The GPUs of the pod's record that the node lacks now, by UUID or else minor. Where the plugin checks starts, the amount of
+    /// each is counted on one GPU, else on all.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub gone: Vec<String>,
 }
@@ -352,9 +347,8 @@ pub struct Explanation {
     /// Sentences for people: first the reason that decides, then what would help. Absent for a pod that has a node.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub summary: Vec<String>,
-    /// kube-scheduler's own reasons for its last attempt's outcome, from the pod's condition `PodScheduled`, without its words on
-    /// preemption; absent if there are none, or if they repeat `invalid`. They may name a reason that is not evaluated here:
-    /// volumes, affinity to pods, spreading, ports.
+    /// kube-scheduler's own reasons for its last attempt's outcome, from the condition `PodScheduled`, without its words on
+    /// preemption. They may name a reason that is not evaluated here, such as ports. Absent if they repeat `invalid`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kube_scheduler: Option<String>,
     /// The number of nodes that refuse the pod, by the reason. kube-scheduler counts a node under each scarce resource.
@@ -509,8 +503,7 @@ pub struct FitRequest {
     /// Nodes to try that the cluster does not have, together up to [`MAX_ADDED_NODES`].
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub add_nodes: Vec<AddedNodes>,
-    /// The domain that all pods have to share, for which at most 64 pods are tried. Absent, the pod's annotation
-    /// `gpushare/group-domain` counts; without either the pods may be on different nodes.
+    /// The domain that all pods, at most 64, have to share. Absent, the pod's annotation `gpushare/group-domain` counts, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub domain: Option<GroupDomain>,
 }
@@ -530,10 +523,8 @@ pub const MAX_REPLICAS: u32 = 10_000;
 /// Largest number of added nodes in one [`FitRequest`]; more are refused with HTTP 400.
 pub const MAX_ADDED_NODES: u32 = 1_000;
 
-/// The answer of `POST fit`: the number of equal pods that fit now.
-///
-/// A pod counts if a node takes it by kube-scheduler's own checks (taints, node affinity, sums of requests) and by its devices.
-/// Not evaluated are volumes, ports, spreading and affinity to pods.
+/// The answer of `POST fit`: the number of equal pods that fit now, by kube-scheduler's own checks (taints, node affinity, sums
+/// of requests) and by devices. Not evaluated are volumes, ports, spreading and affinity to pods.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct FitAnswer {
@@ -554,12 +545,10 @@ pub struct FitAnswer {
     /// The rule that the pod's request breaks whatever node it is tried on; absent if it breaks none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub invalid: Option<String>,
-    /// The nodes of the pods that fit, in the order in which each would get its first pod. With a domain the one node of all
-    /// pods, and none unless all fit.
+    /// The nodes of the pods that fit, in the order of their first pods. With a domain the one node of all, if all fit.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub placements: Vec<FitPlacement>,
-    /// The number of nodes that refuse the next pod, by reason; with a domain those without room for all pods. Absent if all pods
-    /// fit.
+    /// The number of nodes that refuse the next pod, with a domain all pods, by reason. Absent if all pods fit.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub blocked: BTreeMap<String, u32>,
 }

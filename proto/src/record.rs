@@ -8,9 +8,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Value, json};
 
-use crate::annotation::keys;
+use crate::annotation::{AnnotationError, keys};
 use crate::device::{TYPE_GPU, VirtualFunction};
-use crate::excerpt::quoted;
 use crate::pod::null_as_default;
 use crate::quantity::Quantity;
 use crate::resource::canonical;
@@ -19,11 +18,9 @@ use crate::resource::canonical;
 pub const DEVICE_ALLOCATED: &str = "scheduling.koordinator.sh/device-allocated";
 /// Pod annotation, on every pod that the scheduler places: the assume time in unix nanoseconds (Koordinator).
 pub const BIND_TIMESTAMP: &str = "scheduling.koordinator.sh/bind-timestamp";
-/// Pod annotation: the minor numbers of the GPUs in [`DEVICE_ALLOCATED`], such as `0,1`, for other projects' device plugins
-/// (Koordinator).
+/// Pod annotation: the minor numbers of the GPUs, such as `0,1`, for other projects' device plugins (Koordinator).
 pub const GPU_MINORS: &str = "scheduling.koordinator.sh/gpu-minors";
-/// Pod annotation: the minor number of the chosen GPU (gpushare). Also a variable of the pod's containers, as [`MEM_POD`] and
-/// [`MEM_DEV`] are.
+/// Pod annotation, and variable of the pod's containers: the minor number of the chosen GPU (gpushare).
 pub const MEM_IDX: &str = "ALIYUN_COM_GPU_MEM_IDX";
 /// Pod annotation: the memory units that the pod requests (gpushare).
 pub const MEM_POD: &str = "ALIYUN_COM_GPU_MEM_POD";
@@ -36,32 +33,28 @@ pub const MEM_ASSUME_TIME: &str = "ALIYUN_COM_GPU_MEM_ASSUME_TIME";
 /// Variable of a container: the memory units that the container requests (gpushare).
 pub const MEM_CONTAINER: &str = "ALIYUN_COM_GPU_MEM_CONTAINER";
 
-/// Variable of a container that selects the GPUs which NVIDIA's container runtime shows. A value in the pod's manifest wins over
-/// that of a device plugin, and a CDI spec wins over both.
+/// Variable of a container: the GPUs that NVIDIA's runtime shows. The manifest wins over a device plugin, CDI over both.
 pub const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
-/// Variable of a container: the UUIDs of its GPUs, separated by commas. [`VISIBLE_DEVICES`] does not show them with CDI, where it
-/// is `void`.
+/// Variable of a container: the UUIDs of its GPUs, separated by commas; with CDI [`VISIBLE_DEVICES`] is `void`.
 pub const GPU_DEVICES: &str = "GPUSHARE_GPU_DEVICES";
 /// Variable of a container: the PCI addresses of its RDMA network adapters, separated by commas.
 pub const RDMA_DEVICES: &str = "GPUSHARE_RDMA_DEVICES";
-/// Variable of a container: the PCI addresses of its virtual functions of network adapters, separated by commas, if it has
-/// functions instead of whole adapters.
+/// Variable of a container: the PCI addresses of its virtual functions of network adapters, in the place of [`RDMA_DEVICES`].
 pub const RDMA_FUNCTIONS: &str = "GPUSHARE_RDMA_FUNCTIONS";
 /// Variable of a container: the PCI addresses of its FPGA cards, separated by commas.
 pub const FPGA_DEVICES: &str = "GPUSHARE_FPGA_DEVICES";
-/// Variable of a container: the PCI addresses of its virtual functions of FPGA cards, separated by commas, if it has functions
-/// instead of whole cards.
+/// Variable of a container: the PCI addresses of its virtual functions of FPGA cards, in the place of [`FPGA_DEVICES`].
 pub const FPGA_FUNCTIONS: &str = "GPUSHARE_FPGA_FUNCTIONS";
 
-/// Variable of a container: the memory in whole MiB that the driver reserves for it on each of its GPUs. NVIDIA's CDI hook
-/// `apply-cuda-memory-limits` reads it.
+/// Variable of a container: the MiB that the driver reserves on each GPU, for NVIDIA's hook `apply-cuda-memory-limits`.
 pub const DRIVER_MEMORY_REQUEST: &str = "NVIDIA_GPU_MEMORY_REQUEST";
-/// Variable of a container: the memory in whole MiB to which the driver limits it on each of its GPUs. The hook does nothing
-/// unless both variables are there.
+/// Variable of a container: the limit in MiB on each of its GPUs. The hook does nothing unless both variables are there.
 pub const DRIVER_MEMORY_LIMIT: &str = "NVIDIA_GPU_MEMORY_LIMIT";
 
 /// Longest record that is read, in bytes; the API server allows 256 KiB for all annotations of an object.
 const MAX_RECORD_BYTES: usize = 256 * 1024;
+
+type Annotations = BTreeMap<String, String>;
 
 /// The devices of a pod by device type, such as `gpu`. Several entries for one device add up.
 pub type DeviceAllocations = BTreeMap<String, Vec<DeviceAllocation>>;
@@ -83,19 +76,14 @@ pub struct DeviceAllocation {
     pub extension: Option<Value>,
 }
 
-/// The field of an extension that lists virtual functions.
 const FUNCTIONS: &str = "vfs";
 
 impl DeviceAllocation {
-    /// The virtual functions that the pod holds instead of the device itself. A function that cannot be read has an unknown
-    /// number and address, and still counts.
+    /// The virtual functions that the pod holds instead of the device itself. One that cannot be read still counts.
     pub fn functions(&self) -> Vec<VirtualFunction> {
         // The extension is of any form: vendors' plugins put templates of their own there.
-        let functions = self
-            .extension
-            .as_ref()
-            .and_then(|extension| keys::field(extension, FUNCTIONS));
-        match functions {
+        let extension = self.extension.as_ref();
+        match extension.and_then(|extension| keys::field(extension, FUNCTIONS)) {
             None | Some(Value::Null) => Vec::new(),
             Some(Value::Array(entries)) => entries.iter().map(read_function).collect(),
             // Anything but a list counts as one unknown function, so that the pod is not taken to hold the device itself.
@@ -148,25 +136,12 @@ pub struct Record {
     pub gpushare: Option<GpushareRecord>,
 }
 
-/// An annotation of a record that does not parse, with the beginning of its value.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("annotation {key} is {value}: {rule}")]
-pub struct RecordError {
-    key: &'static str,
-    value: String,
-    rule: String,
-}
-
 impl Record {
-    /// Reads the record in a pod's annotations; `None` if none of them is a record.
-    ///
-    /// # Errors
-    /// The first annotation that does not parse. The pod must then be counted conservatively, not ignored.
-    pub fn read(annotations: &BTreeMap<String, String>) -> Result<Option<Self>, RecordError> {
+    /// Reads the record in a pod's annotations, if any. After an error the pod must be counted conservatively, not ignored.
+    pub fn read(annotations: &Annotations) -> Result<Option<Self>, AnnotationError> {
         let allocations = read_allocations(annotations)?;
-        let names_devices = allocations
-            .as_ref()
-            .is_some_and(|by_type| by_type.values().any(|devices| !devices.is_empty()));
+        let mut by_type = allocations.iter().flat_map(BTreeMap::values);
+        let names_devices = by_type.any(|devices| !devices.is_empty());
         let gpushare = match read_gpushare(annotations) {
             // Annotations of the old extender may be left over from a copied manifest: Koordinator's record alone decides.
             Err(_) if names_devices => None,
@@ -191,7 +166,7 @@ impl Record {
     }
 
     /// The annotations of the record.
-    pub fn annotations(&self) -> BTreeMap<String, String> {
+    pub fn annotations(&self) -> Annotations {
         let mut annotations = BTreeMap::new();
         let mut put = |key: &str, value: String| {
             annotations.insert(key.to_owned(), value);
@@ -223,46 +198,45 @@ impl Record {
     }
 }
 
-/// Reads the annotation [`DEVICE_ALLOCATED`]; `None` if the pod does not have it.
-fn read_allocations(
-    annotations: &BTreeMap<String, String>,
-) -> Result<Option<DeviceAllocations>, RecordError> {
-    match annotations.get(DEVICE_ALLOCATED) {
-        None => Ok(None),
-        Some(text) if text.len() > MAX_RECORD_BYTES => {
-            let rule = format!("longer than {MAX_RECORD_BYTES} bytes");
-            Err(error(DEVICE_ALLOCATED, text, rule))
-        }
-        Some(text) => serde_json::from_str(text)
-            .and_then(keys::read_value)
-            .map(Some)
-            .map_err(|cause| error(DEVICE_ALLOCATED, text, cause.to_string())),
+fn read_allocations(annotations: &Annotations) -> Result<Option<DeviceAllocations>, AnnotationError> {
+    let Some(text) = annotations.get(DEVICE_ALLOCATED) else {
+        return Ok(None);
+    };
+    if text.len() > MAX_RECORD_BYTES {
+        let rule = format!("longer than {MAX_RECORD_BYTES} bytes");
+        return Err(AnnotationError::of_value(DEVICE_ALLOCATED, text, rule));
     }
+    let read = serde_json::from_str(text).and_then(keys::read_value);
+    read.map(Some)
+        .map_err(|cause| AnnotationError::of_value(DEVICE_ALLOCATED, text, cause.to_string()))
 }
 
 /// Reads amounts by resource, deprecated names as the current ones; `null`, as Go writes a nil map, is empty.
 fn canonical_names<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<BTreeMap<String, Quantity>, D::Error> {
-    let resources: BTreeMap<String, Quantity> = null_as_default(deserializer)?;
-    Ok(resources
-        .into_iter()
-        .map(|(name, amount)| (canonical(&name).to_owned(), amount))
-        .collect())
+    let mut resources = BTreeMap::new();
+    for (name, amount) in null_as_default::<_, BTreeMap<String, Quantity>>(deserializer)? {
+        resources.insert(canonical(&name).to_owned(), amount);
+    }
+    Ok(resources)
 }
 
 /// Reads the annotations of the gpushare dialect; `None` if the pod has no [`MEM_IDX`].
-fn read_gpushare(annotations: &BTreeMap<String, String>) -> Result<Option<GpushareRecord>, RecordError> {
+fn read_gpushare(annotations: &Annotations) -> Result<Option<GpushareRecord>, AnnotationError> {
     let Some(text) = annotations.get(MEM_IDX) else {
         return Ok(None);
     };
     let idx = text
         .parse()
-        .map_err(|_| error(MEM_IDX, text, "not the number of a GPU".to_owned()))?;
+        .map_err(|_| AnnotationError::of_value(MEM_IDX, text, "not the number of a GPU"))?;
     let assigned = match annotations.get(MEM_ASSIGNED).map(String::as_str) {
         Some("true") => true,
         None | Some("false") => false,
-        Some(other) => return Err(error(MEM_ASSIGNED, other, "neither true nor false".to_owned())),
+        Some(other) => {
+            let rule = "neither true nor false";
+            return Err(AnnotationError::of_value(MEM_ASSIGNED, other, rule));
+        }
     };
     Ok(Some(GpushareRecord {
         idx,
@@ -272,22 +246,12 @@ fn read_gpushare(annotations: &BTreeMap<String, String>) -> Result<Option<Gpusha
     }))
 }
 
-/// Reads an annotation that is a whole number; `None` if the pod does not have it.
-fn number(annotations: &BTreeMap<String, String>, key: &'static str) -> Result<Option<u64>, RecordError> {
-    let parse = |text: &String| {
-        text.parse()
-            .map_err(|_| error(key, text, "not a whole number".to_owned()))
+fn number(annotations: &Annotations, key: &'static str) -> Result<Option<u64>, AnnotationError> {
+    let Some(text) = annotations.get(key) else {
+        return Ok(None);
     };
-    annotations.get(key).map(parse).transpose()
-}
-
-/// The error for an annotation of a record, with the beginning of its value.
-fn error(key: &'static str, value: &str, rule: String) -> RecordError {
-    RecordError {
-        key,
-        value: quoted(value),
-        rule,
-    }
+    let number = text.parse().map(Some);
+    number.map_err(|_| AnnotationError::of_value(key, text, "not a whole number"))
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@
 
 use std::fmt;
 
+use crate::annotation::AnnotationError;
 use crate::memory_text::{memory_text, units_text};
 use crate::memory_unit::{MIB, MemoryUnit};
 use crate::pod::{ALL_DEVICES, Container, Pod, PodSpec};
@@ -19,8 +20,7 @@ pub mod hints;
 
 /// Most devices that one pod may request; more is taken for a mistake.
 const MAX_DEVICES: u64 = 1024;
-/// Largest amount of any resource, 2^50: 1 PiB of memory. More is taken for a mistake, and sums of a pod's containers stay far
-/// from the end of 64 bits.
+/// Largest amount of any resource, 2^50 (1 PiB of memory), so that sums stay within 64 bits; more is taken for a mistake.
 const MAX_AMOUNT: u64 = 1 << 50;
 /// A request for this many times the memory of the largest GPU, or more, is taken for one in bytes or with a suffix.
 const MAX_TIMES_LARGEST: u64 = 1000;
@@ -49,10 +49,8 @@ pub enum Memory {
     Ratio(u64),
 }
 
-/// A request for GPUs: `devices` distinct GPUs, each with an equal share of every amount.
-///
-/// The amounts are those of the pod: the sum over app containers and sidecars, or the largest init container if that is more.
-/// Whole devices of a vendor's resource are 100 percent of memory and core each.
+/// A request for GPUs: `devices` distinct GPUs, each with an equal share of every amount. The amounts are those of the pod: the
+/// sum over app containers and sidecars, or the largest init container if that is more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct GpuRequest {
     /// The dialect of the pod's resource names.
@@ -85,9 +83,8 @@ pub enum ContainerKind {
     App,
 }
 
-/// One container's request: the number of device IDs that kubelet will allocate for it, by resource, and its amounts of GPUs.
-///
-/// For a resource with 0 device IDs kubelet calls no Allocate.
+/// One container's request: the number of device IDs that kubelet allocates for it, by resource, and its amounts of GPUs. For a
+/// resource with 0 device IDs kubelet calls no Allocate.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ContainerRequest {
     /// The container's name.
@@ -115,68 +112,12 @@ pub struct ContainerRequest {
 /// A request that no node can satisfy, with the rule that it breaks.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
-    /// A container requests amounts, but no resource for which kubelet calls the device plugin: rule 4 of the validating webhook
-    /// in the proposal "Enhance the GPU Share API".
-    #[error(
-        "container {container:?} asks for {resource} ({value}) but not for {GPU_SHARED}, without which kubelet gives it no device: add {GPU_SHARED}: 1, or the number of GPUs"
-    )]
-    NotServed {
-        /// The container's name.
-        container: String,
-        /// The resource name of one of the amounts that the container requests.
-        resource: String,
-        /// The beginning of that amount in the manifest.
-        value: String,
-    },
-    /// The pod uses the names of two dialects: rule 1 of the same webhook for vendors' names, and gpushare's own rule for memory
-    /// units.
-    #[error("the pod asks for both {one} and {other}; use the resources of one dialect only")]
-    MixedDialects {
-        /// A resource of one dialect, with its amount.
-        one: String,
-        /// A resource of the other dialect, with its amount.
-        other: String,
-    },
-    /// A quantity that is no whole number, or is out of range.
-    #[error(
-        "container {container:?}: {resource} is {value:?}, which is not a whole number up to {MAX_AMOUNT}"
-    )]
-    Quantity {
-        /// The container's name.
-        container: String,
-        /// The name of the resource.
-        resource: String,
-        /// The beginning of the value in the manifest.
-        value: String,
-    },
-    /// A combination of amounts that the proposals forbid.
-    #[error("{place}: {rule}")]
-    Rule {
-        /// The container, or the pod.
-        place: String,
-        /// The rule, with names and values.
-        rule: String,
-    },
-    /// A resource name of the first proposal, whose domain Kubernetes reserves for itself.
-    #[error("container {container:?} asks for {old}, an old name of {new}; write {new} alone")]
-    OldName {
-        /// The container's name.
-        container: String,
-        /// The old name that the container uses.
-        old: &'static str,
-        /// The current name of the same resource.
-        new: &'static str,
-    },
+    /// The resources of a container or of the pod break a rule, which the text has with names and values.
+    #[error("{0}")]
+    Resources(String),
     /// An annotation about the choice of nodes or devices cannot be read.
-    #[error("annotation {key} is {value}: {rule}")]
-    Annotation {
-        /// The annotation's key.
-        key: &'static str,
-        /// The beginning of the annotation's value, in quotes.
-        value: String,
-        /// The rule that the value breaks.
-        rule: String,
-    },
+    #[error(transparent)]
+    Annotation(#[from] AnnotationError),
     /// The annotation [`ALL_DEVICES`], which the operator does not allow.
     #[error(
         "annotation {ALL_DEVICES} is not allowed in this cluster: a pod sees all devices of its node and is charged for none only where \
@@ -186,27 +127,17 @@ pub enum RequestError {
 }
 
 impl PodRequest {
-    /// Reads a pod that may run already; `None` if the pod requests nothing that a device might have.
-    ///
-    /// Amounts without `gpu.shared` mean what they mean to Koordinator: 100 percent are one GPU. [`Self::read_new`] applies
-    /// more rules.
-    ///
-    /// # Errors
-    /// The first rule that a container breaks, or the pod as a whole.
+    /// Reads a pod that may run already; `None` if it requests nothing that a device might have. Amounts without `gpu.shared`
+    /// mean what they mean to Koordinator: 100 percent are one GPU.
     pub fn read(pod: &Pod, names: &ResourceNames) -> Result<Option<Self>, RequestError> {
         let sees_all = sees_all_devices(pod)?;
         amounts::refuse_mixed_dialects(&pod.spec, names)?;
-        let request =
-            amounts::RequestedAmounts::of_pod(&pod.spec, names, sees_all)?.request(names, sees_all)?;
+        let request = amounts::request(&pod.spec, names, sees_all)?;
         // The scheduler ignores a pod that requests nothing, and keeps no memory for it.
         Ok(Some(request).filter(|request| *request != Self::default()))
     }
 
-    /// Reads a pod that waits for a node, by the rules of the filter and of the validating webhook; `None` if the pod requests
-    /// nothing that a device might have.
-    ///
-    /// # Errors
-    /// The first rule that the pod breaks: those of [`Self::read`], and those that only a new pod can still obey.
+    /// Reads a pod that waits for a node, by the rules of [`Self::read`] and those that only a new pod can still obey.
     pub fn read_new(pod: &Pod, names: &ResourceNames) -> Result<Option<Self>, RequestError> {
         // The order decides which of several faults the author is shown, so checks stand here that `read` makes again.
         amounts::refuse_old_names(&pod.spec)?;
@@ -229,13 +160,8 @@ impl PodRequest {
     }
 }
 
-/// Refuses a request for memory units that is a thousand times the units of the largest GPU of the cluster (`largest`), or more:
-/// kube-scheduler would find no node for the pod, and say nothing of the mistake.
-///
-/// `unit` is the size of one unit in bytes; `None` if it is not the same on all nodes.
-///
-/// # Errors
-/// Both amounts, and the number of units that was probably meant.
+/// Refuses a thousand times the memory units of the largest GPU of the cluster (`largest`), or more: kube-scheduler would find no
+/// node, and say nothing of the mistake. `unit` is the size of one unit in bytes; `None` if it is not the same on all nodes.
 pub fn refuse_other_unit(
     units: u64,
     largest: u64,
@@ -249,19 +175,15 @@ pub fn refuse_other_unit(
         Some(unit) => format!("did you mean {}?", meant_units(units, unit)),
         None => "write it without a suffix".to_owned(),
     };
-    Err(RequestError::Rule {
-        place: "the pod".to_owned(),
-        rule: format!(
-            "{} is {}, and the largest GPU of the cluster has {}; the amount is a number of units: {meant}",
-            names.memory,
-            units_text(units, unit),
-            units_text(largest, unit)
-        ),
-    })
+    Err(RequestError::Resources(format!(
+        "the pod: {} is {}, and the largest GPU of the cluster has {}; the amount is a number of units: {meant}",
+        names.memory,
+        units_text(units, unit),
+        units_text(largest, unit)
+    )))
 }
 
-/// The number of units of this many bytes that the author of an absurd number probably meant: `8192M` and `8G` are meant in
-/// MiB and GiB, and other numbers in bytes.
+/// The number of units that the author of an absurd number probably meant: `8192M` and `8G` are MiB and GiB, others bytes.
 fn meant_units(units: u64, unit_bytes: u64) -> u64 {
     // The suffixes G and M, each with the binary suffix that was probably meant.
     const DECIMAL: [(u64, u64); 2] = [(1_000_000_000, 1 << 30), (1_000_000, MIB)];
@@ -270,25 +192,16 @@ fn meant_units(units: u64, unit_bytes: u64) -> u64 {
     bytes.div_ceil(unit_bytes.max(1))
 }
 
-/// Returns true if the pod has the annotation [`ALL_DEVICES`] with the value `true`.
-///
-/// # Errors
-/// The value is neither `true` nor `false`.
+/// Returns true if the pod has the annotation [`ALL_DEVICES`] with the value `true`; only that or `false` may be its value.
 pub fn sees_all_devices(pod: &Pod) -> Result<bool, RequestError> {
     match pod.annotation(ALL_DEVICES) {
         None | Some("false") => Ok(false),
         Some("true") => Ok(true),
-        Some(other) => Err(hints::refusal(
-            ALL_DEVICES,
-            other,
-            "neither true nor false".to_owned(),
-        )),
+        Some(other) => Err(AnnotationError::of_value(ALL_DEVICES, other, "neither true nor false").into()),
     }
 }
 
-/// The requests of the containers for which kubelet will allocate device IDs, in the order of kubelet's Allocate calls.
-///
-/// Quantities that do not parse count as nothing: the API server stores no such pod.
+/// The requests of the containers for which kubelet allocates device IDs, in the order of its Allocate calls.
 pub fn containers(spec: &PodSpec, names: &ResourceNames) -> Vec<ContainerRequest> {
     let mut requests = Vec::new();
     // Init containers first: kubelet allocates in this order, and reuses their device IDs for later containers.
@@ -324,30 +237,29 @@ impl ContainerRequest {
             memory_ratio: count(GPU_MEMORY_RATIO).saturating_add(count(GPU)),
             core: count(GPU_CORE).saturating_add(count(GPU)),
         };
-        let counts = [
+        let n_ids = [
             request.memory_units,
             request.shared,
             request.whole,
             request.rdma,
             request.fpga,
         ];
-        (counts != [0; 5]).then_some(request)
+        (n_ids != [0; 5]).then_some(request)
     }
 
     /// Returns true if the container requests GPU memory in any dialect.
     pub fn requests_memory(&self) -> bool {
-        [
+        let amounts = [
             self.memory_units,
             self.memory_bytes,
             self.memory_ratio,
             self.whole,
-        ] != [0; 4]
+        ];
+        amounts != [0; 4]
     }
 
-    /// The container's own part of the memory of one GPU with `device_bytes`, in bytes, rounded down; `None` if the container
-    /// requests no memory. `n_devices` is the pod's number of GPUs, `unit` the node's memory unit.
-    ///
-    /// The parts of containers that run together never sum up to more than the pod's part, since the pod's request is their sum.
+    /// The container's own part of the memory of one of the pod's `n_devices` GPUs with `device_bytes`, in bytes, rounded down,
+    /// so that parts never sum up to more than the pod's; `None` if it requests no memory.
     pub fn memory_share(&self, n_devices: u64, device_bytes: u64, unit: MemoryUnit) -> Option<u64> {
         // 128 bits, because percent times the bytes of a GPU may pass 64.
         let ratio = u128::from(self.memory_ratio) + u128::from(WHOLE_PERCENT) * u128::from(self.whole);
@@ -359,13 +271,11 @@ impl ContainerRequest {
             ratio * u128::from(device_bytes) / u128::from(WHOLE_PERCENT)
         };
         // At least 1, against a division by 0: a record may have no devices.
-        let share = bytes / u128::from(n_devices.max(1));
-        self.requests_memory()
-            .then(|| u64::try_from(share).unwrap_or(u64::MAX))
+        let share = u64::try_from(bytes / u128::from(n_devices.max(1))).unwrap_or(u64::MAX);
+        self.requests_memory().then_some(share)
     }
 
-    /// The container's own part of the computing power of one GPU, in percent, rounded down; 0 if the container requests none.
-    /// `n_devices` is the pod's number of GPUs.
+    /// The container's own part of the computing power of one of the pod's `n_devices` GPUs, in percent, rounded down.
     pub fn core_share(&self, n_devices: u64) -> u64 {
         let whole = WHOLE_PERCENT.saturating_mul(self.whole);
         self.core.saturating_add(whole) / n_devices.max(1)
@@ -382,10 +292,8 @@ impl GpuRequest {
         }
     }
 
-    /// The doubt about a valid request for less memory than any program uses, with the amount that was probably meant; `None`
-    /// without one.
-    ///
-    /// `HAMi` counts MiB where Koordinator counts bytes, so that its users write 8192 for 8 GiB.
+    /// The doubt about a valid request for less memory than any program uses, with the amount that was probably meant: `HAMi`
+    /// counts MiB where Koordinator counts bytes, so that its users write 8192 for 8 GiB.
     pub fn warning(&self) -> Option<String> {
         let Memory::Bytes(bytes) = self.memory else {
             return None;
@@ -397,10 +305,8 @@ impl GpuRequest {
             // 0 is the amount of a pod that sees all GPUs.
             _ => return None,
         };
-        Some(format!(
-            "{GPU_MEMORY} is {}; did you mean {bytes}{suffix}?",
-            memory_text(bytes)
-        ))
+        let shown = memory_text(bytes);
+        Some(format!("{GPU_MEMORY} is {shown}; did you mean {bytes}{suffix}?"))
     }
 }
 

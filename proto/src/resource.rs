@@ -7,8 +7,7 @@
 pub const GPU_MEM: &str = "aliyun.com/gpu-mem";
 /// Number of GPUs of a node (gpushare); only in node status, no pod requests it.
 pub const GPU_COUNT: &str = "aliyun.com/gpu-count";
-/// In a pod, the number of GPUs over which its amounts are divided; in node status, [`DEFAULT_SLOTS`] for each GPU (Koordinator).
-/// The device plugin serves this resource.
+/// Number of GPUs over which a pod's amounts are divided; in node status, [`DEFAULT_SLOTS`] for each GPU (Koordinator).
 pub const GPU_SHARED: &str = "koordinator.sh/gpu.shared";
 /// GPU memory in bytes, on all GPUs of the pod together (Koordinator).
 pub const GPU_MEMORY: &str = "koordinator.sh/gpu-memory";
@@ -27,8 +26,7 @@ pub const FPGA: &str = "koordinator.sh/fpga";
 /// Numbers of whole GPUs, by the resource names of the vendors' own device plugins: NVIDIA, Hygon, AMD.
 pub const VENDOR_GPUS: [&str; 3] = ["nvidia.com/gpu", "dcu.com/gpu", "amd.com/gpu"];
 
-/// Names of "Fine-grained device scheduling", each with its current name. Only pods that pass the webhook may use them:
-/// Kubernetes reserves the domain for itself and accepts no extended resource there.
+/// Names of "Fine-grained device scheduling", each with its current name. Kubernetes reserves their domain.
 pub const OLD_NAMES: [(&str, &str); 6] = [
     ("kubernetes.io/gpu", GPU),
     ("kubernetes.io/gpu-core", GPU_CORE),

@@ -22,8 +22,7 @@ pub const GPU_PARTITIONS: &str = "scheduling.koordinator.sh/gpu-partitions";
 pub const GPU_PARTITION_POLICY: &str = "node.koordinator.sh/gpu-partition-policy";
 /// Annotation of the Device object: JSON list of [`GpuLinks`].
 pub const GPU_LINKS: &str = "gpushare/gpu-links";
-/// Label of a device: the PCIe root complex above it, such as `pci0000-3a` for `pci0000:3a` in sysfs. The device's topology names
-/// the switch, if there is one.
+/// Label of a device: the PCIe root complex above it, such as `pci0000-3a`; the device's topology names the switch, if any.
 pub const PCIE_ROOT: &str = "gpushare/pcie-root";
 /// Label of a device: [`NUMA_UNKNOWN`] if the kernel reports no NUMA node, so that the 0 of its topology is an assumption.
 pub const NUMA_NODE: &str = "gpushare/numa-node";
@@ -32,8 +31,7 @@ pub const NUMA_UNKNOWN: &str = "unknown";
 
 /// Longest annotation that is read, in bytes; the API server allows 256 KiB for all annotations of an object.
 const MAX_BYTES: usize = 256 * 1024;
-/// Most partitions, and most groups of linked GPUs, that are read: for each filter the scheduler compares each partition with all
-/// others. Eight GPUs have 255 subsets.
+/// Most partitions, and most groups of linked GPUs: each filter compares each with all others. Eight GPUs have 255 subsets.
 const MAX_SETS: usize = 512;
 /// Largest bandwidth, in bytes per second; more is taken for a mistake.
 const MAX_BANDWIDTH: u64 = 1 << 50;
@@ -61,8 +59,7 @@ pub struct GpuPartition {
         skip_serializing_if = "Option::is_none"
     )]
     pub ring_bus_bandwidth: Option<Quantity>,
-    /// Rank among partitions of one size; the scheduler takes the highest first, as the proposal says (Koordinator's code the
-    /// lowest).
+    /// Rank among partitions of one size; the highest first, as the proposal says (Koordinator's code the lowest).
     #[serde(
         default,
         deserialize_with = "whole_number",
@@ -74,7 +71,6 @@ pub struct GpuPartition {
 /// A whole number that may be in quotes, as in an example of the proposal.
 struct WholeNumber<T>(T);
 
-/// Reads a [`WholeNumber`].
 struct WholeNumberVisitor<T>(PhantomData<T>);
 
 /// The effect of the partition table on pods that request whole GPUs.
@@ -135,8 +131,7 @@ impl GpuPartitionPolicy {
     }
 }
 
-/// The partition table of a board of [`BOARD_GPUS`] GPUs on NVLink switches (H100, H800, H20), as Koordinator has it built in:
-/// each GPU alone, and aligned groups of two, four and eight, with equal scores and without bandwidth.
+/// The built-in partition table of a board of [`BOARD_GPUS`] GPUs on NVLink switches (H100, H800, H20), as Koordinator has it.
 pub fn partitions_of_board() -> GpuPartitionTable {
     let mut table = GpuPartitionTable::new();
     // Aligned groups alone: FabricManager offers no others on such a board.
@@ -157,16 +152,10 @@ pub fn partitions_of_board() -> GpuPartitionTable {
 
 /// A quantity as bandwidth in bytes per second; `None` if it is not a whole number up to 2^50.
 pub(crate) fn bandwidth(quantity: Quantity) -> Option<u64> {
-    quantity
-        .unsigned()
-        .filter(|bandwidth| *bandwidth <= MAX_BANDWIDTH)
+    quantity.unsigned().filter(|bytes| *bytes <= MAX_BANDWIDTH)
 }
 
 /// Reads [`GPU_PARTITIONS`].
-///
-/// # Errors
-/// The annotation is longer than 256 KiB, does not parse, has more than 512 partitions, or a partition has another size than its
-/// key, names a GPU twice, or has a bandwidth that is not a whole number up to 2^50.
 pub fn read_partitions(text: &str) -> Result<GpuPartitionTable, AnnotationError> {
     let by_size: BTreeMap<String, Vec<GpuPartition>> = annotation::parse(GPU_PARTITIONS, text, MAX_BYTES)?;
     let mut table = GpuPartitionTable::new();
@@ -178,19 +167,14 @@ pub fn read_partitions(text: &str) -> Result<GpuPartitionTable, AnnotationError>
         table.insert(size, partitions);
     }
     if table.values().map(Vec::len).sum::<usize>() > MAX_SETS {
-        return Err(AnnotationError::new(
-            GPU_PARTITIONS,
-            format!("more than {MAX_SETS} sets"),
-        ));
+        let rule = format!("more than {MAX_SETS} sets");
+        return Err(AnnotationError::new(GPU_PARTITIONS, rule));
     }
     for (&size, partitions) in &table {
         for partition in partitions {
             if let Some(rule) = partition.broken_rule(size) {
-                let minors = &partition.minors;
-                return Err(AnnotationError::new(
-                    GPU_PARTITIONS,
-                    format!("the set {minors:?} under {size:?} {rule}"),
-                ));
+                let rule = format!("the set {:?} under {size:?} {rule}", partition.minors);
+                return Err(AnnotationError::new(GPU_PARTITIONS, rule));
             }
         }
     }
@@ -198,32 +182,23 @@ pub fn read_partitions(text: &str) -> Result<GpuPartitionTable, AnnotationError>
 }
 
 /// Reads [`GPU_LINKS`].
-///
-/// # Errors
-/// The annotation is longer than 256 KiB, does not parse, has more than 512 groups, or a group names a GPU twice.
 pub fn read_links(text: &str) -> Result<Vec<GpuLinks>, AnnotationError> {
     let groups: Vec<GpuLinks> = annotation::parse(GPU_LINKS, text, MAX_BYTES)?;
     if groups.len() > MAX_SETS {
-        return Err(AnnotationError::new(
-            GPU_LINKS,
-            format!("more than {MAX_SETS} groups"),
-        ));
+        let rule = format!("more than {MAX_SETS} groups");
+        return Err(AnnotationError::new(GPU_LINKS, rule));
     }
-    match groups.iter().find(|group| !are_distinct(&group.minors)) {
-        Some(group) => Err(AnnotationError::new(
-            GPU_LINKS,
-            format!("the group {:?} names a GPU twice", group.minors),
-        )),
-        None => Ok(groups),
+    if let Some(group) = groups.iter().find(|group| !are_distinct(&group.minors)) {
+        let rule = format!("the group {:?} names a GPU twice", group.minors);
+        return Err(AnnotationError::new(GPU_LINKS, rule));
     }
+    Ok(groups)
 }
 
-/// Reads a field as a [`WholeNumber`].
 fn whole_number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<i64, D::Error> {
     WholeNumber::deserialize(deserializer).map(|number| number.0)
 }
 
-/// Reads a field as a list of [`WholeNumber`]s.
 fn whole_numbers<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u32>, D::Error> {
     let numbers = Vec::<WholeNumber<u32>>::deserialize(deserializer)?;
     Ok(numbers.into_iter().map(|number| number.0).collect())
@@ -260,7 +235,6 @@ impl<T: FromStr + TryFrom<i64>> Visitor<'_> for WholeNumberVisitor<T> {
     }
 }
 
-/// Returns true if no minor number is listed twice.
 fn are_distinct(minors: &[u32]) -> bool {
     minors.iter().collect::<BTreeSet<_>>().len() == minors.len()
 }

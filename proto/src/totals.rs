@@ -15,37 +15,76 @@ pub const CPU: &str = "cpu";
 /// The resource of main memory.
 pub const MEMORY: &str = "memory";
 
-/// Amounts of several resources, which can be added and compared resource by resource.
-pub(crate) trait Amounts: Default {
-    /// The sum of each resource.
-    fn plus(&self, other: &Self) -> Self;
-    /// The larger amount of each resource.
-    fn max(&self, other: &Self) -> Self;
-}
+/// Amounts by resource name; a resource that is absent counts as 0.
+pub(crate) type Amounts<'a> = BTreeMap<&'a str, u64>;
 
 /// The most that a pod uses at any one time, from the amounts of each container.
-///
-/// # Errors
-/// The first error of `amounts_of`.
-pub(crate) fn peak<'a, T: Amounts, E>(
+pub(crate) fn peak<'a, E>(
     spec: &'a PodSpec,
-    amounts_of: impl Fn(&'a Container) -> Result<T, E>,
-) -> Result<T, E> {
-    let (mut running, mut sidecars, mut init_peak) = (T::default(), T::default(), T::default());
+    amounts_of: impl Fn(&'a Container) -> Result<Amounts<'a>, E>,
+) -> Result<Amounts<'a>, E> {
+    let (mut running, mut sidecars, mut init_peak) = (Amounts::new(), Amounts::new(), Amounts::new());
     for container in &spec.init_containers {
-        let amounts = amounts_of(container)?;
+        let mut amounts = amounts_of(container)?;
         // A sidecar goes on running, so it counts beside later init containers and beside the app containers.
         if container.is_sidecar() {
-            sidecars = sidecars.plus(&amounts);
-            running = running.plus(&amounts);
+            combine(&mut sidecars, &amounts, u64::saturating_add);
+            combine(&mut running, &amounts, u64::saturating_add);
         } else {
-            init_peak = init_peak.max(&sidecars.plus(&amounts));
+            combine(&mut amounts, &sidecars, u64::saturating_add);
+            combine(&mut init_peak, &amounts, u64::max);
         }
     }
     for container in &spec.containers {
-        running = running.plus(&amounts_of(container)?);
+        combine(&mut running, &amounts_of(container)?, u64::saturating_add);
     }
-    Ok(running.max(&init_peak))
+    combine(&mut running, &init_peak, u64::max);
+    Ok(running)
+}
+
+/// Combines amounts with others, resource by resource.
+fn combine<'a>(amounts: &mut Amounts<'a>, others: &Amounts<'a>, combine: fn(u64, u64) -> u64) {
+    for (name, other) in others {
+        let amount = amounts.entry(*name).or_default();
+        *amount = combine(*amount, *other);
+    }
+}
+
+/// The requests of a pod: thousandths of a CPU, and whole units, rounded up, of every other resource.
+fn requests(pod: &Pod) -> Amounts<'_> {
+    let Ok(mut requests) = peak(&pod.spec, |container| {
+        Ok::<_, Infallible>(requirements(&container.resources))
+    });
+    // Pod-level resources replace the sum over the containers.
+    for (name, amount) in pod.spec.resources.iter().flat_map(requirements) {
+        if name == CPU || name == MEMORY {
+            requests.insert(name, amount);
+        }
+    }
+    // kube-scheduler adds the overhead to either.
+    combine(&mut requests, &amounts(&pod.spec.overhead), u64::saturating_add);
+    requests
+}
+
+/// The requests, and the limits of resources without a request: the API server makes the limit a request then.
+fn requirements(resources: &ResourceRequirements) -> Amounts<'_> {
+    let mut requirements = amounts(&resources.limits);
+    requirements.extend(amounts(&resources.requests));
+    requirements
+}
+
+fn amounts(quantities: &BTreeMap<String, QuantityText>) -> Amounts<'_> {
+    let mut amounts = Amounts::new();
+    for (name, quantity) in quantities {
+        let is_cpu = name == CPU;
+        let amount = if is_cpu {
+            quantity.thousandths()
+        } else {
+            quantity.units()
+        };
+        amounts.insert(name.as_str(), amount);
+    }
+    amounts
 }
 
 /// CPU and main memory, of a node or of a pod's requests.
@@ -60,108 +99,32 @@ pub struct HostResources {
 impl HostResources {
     /// The requests of a pod.
     pub fn of_pod(pod: &Pod) -> Self {
-        let Ok(mut requests) = peak(&pod.spec, |container| {
-            Ok::<_, Infallible>(Self::of_container(&container.resources))
-        });
-        // Pod-level resources replace the sum over the containers.
-        if let Some(resources) = &pod.spec.resources {
-            if let Some(cpu) = effective_request(resources, CPU) {
-                requests.cpu_milli = cpu.thousandths();
-            }
-            if let Some(memory) = effective_request(resources, MEMORY) {
-                requests.memory = memory.units();
-            }
+        let requests = requests(pod);
+        Self {
+            cpu_milli: requests.get(CPU).copied().unwrap_or(0),
+            memory: requests.get(MEMORY).copied().unwrap_or(0),
         }
-        // kube-scheduler adds the overhead to either.
-        requests.plus(&Self::of_amounts(&pod.spec.overhead))
     }
 
     /// The allocatable resources of a node; `None` if its status lacks them.
     pub fn of_node(node: &Node) -> Option<Self> {
         let amounts = &node.status.allocatable;
-        (amounts.contains_key(CPU) && amounts.contains_key(MEMORY)).then(|| Self::of_amounts(amounts))
+        Some(Self {
+            cpu_milli: amounts.get(CPU)?.thousandths(),
+            memory: amounts.get(MEMORY)?.units(),
+        })
     }
-
-    /// The CPU and memory among amounts by resource name.
-    fn of_amounts(amounts: &BTreeMap<String, QuantityText>) -> Self {
-        Self {
-            cpu_milli: amounts.get(CPU).map_or(0, QuantityText::thousandths),
-            memory: amounts.get(MEMORY).map_or(0, QuantityText::units),
-        }
-    }
-
-    /// The CPU and memory that a container requests.
-    fn of_container(resources: &ResourceRequirements) -> Self {
-        Self {
-            cpu_milli: effective_request(resources, CPU).map_or(0, QuantityText::thousandths),
-            memory: effective_request(resources, MEMORY).map_or(0, QuantityText::units),
-        }
-    }
-}
-
-impl Amounts for HostResources {
-    fn plus(&self, other: &Self) -> Self {
-        Self {
-            cpu_milli: self.cpu_milli.saturating_add(other.cpu_milli),
-            memory: self.memory.saturating_add(other.memory),
-        }
-    }
-
-    fn max(&self, other: &Self) -> Self {
-        Self {
-            cpu_milli: self.cpu_milli.max(other.cpu_milli),
-            memory: self.memory.max(other.memory),
-        }
-    }
-}
-
-/// The request, or the limit where there is no request: the API server makes the limit a request then.
-fn effective_request<'a>(resources: &'a ResourceRequirements, resource: &str) -> Option<&'a QuantityText> {
-    let ResourceRequirements { limits, requests } = resources;
-    requests.get(resource).or_else(|| limits.get(resource))
-}
-
-/// Amounts by resource name; a resource that one side lacks counts as 0 there.
-impl<K: Clone + Ord> Amounts for BTreeMap<K, u64> {
-    fn plus(&self, other: &Self) -> Self {
-        combine(self, other, u64::saturating_add)
-    }
-
-    fn max(&self, other: &Self) -> Self {
-        combine(self, other, u64::max)
-    }
-}
-
-/// The amounts of both, combined resource by resource.
-fn combine<K: Clone + Ord>(
-    one: &BTreeMap<K, u64>,
-    other: &BTreeMap<K, u64>,
-    combine: fn(u64, u64) -> u64,
-) -> BTreeMap<K, u64> {
-    let mut combined = one.clone();
-    for (name, amount) in other {
-        let entry = combined.entry(name.clone()).or_default();
-        *entry = combine(*entry, *amount);
-    }
-    combined
 }
 
 /// The requests of a pod for every resource except CPU and memory, by name; fractions of a unit are rounded up.
 pub fn named_requests(pod: &Pod) -> BTreeMap<String, u64> {
-    let Ok(requests) = peak(&pod.spec, |container| {
-        let ResourceRequirements { limits, requests } = &container.resources;
-        // The API server makes a limit the request of a resource that has none.
-        let mut named = named_amounts(limits);
-        named.extend(named_amounts(requests));
-        Ok::<_, Infallible>(named)
-    });
-    requests.plus(&named_amounts(&pod.spec.overhead))
-}
-
-/// The whole units of every amount except CPU and memory.
-fn named_amounts(amounts: &BTreeMap<String, QuantityText>) -> BTreeMap<String, u64> {
-    let named = amounts.iter().filter(|(name, _)| *name != CPU && *name != MEMORY);
-    named.map(|(name, text)| (name.clone(), text.units())).collect()
+    let mut named = BTreeMap::new();
+    for (name, amount) in requests(pod) {
+        if name != CPU && name != MEMORY {
+            named.insert(name.to_owned(), amount);
+        }
+    }
+    named
 }
 
 #[cfg(test)]

@@ -136,14 +136,14 @@ fn group_request(n_nodes: usize, n: usize, mib: usize) -> Vec<u8> {
 fn placed_cluster(n_nodes: usize) -> Extender {
     let devices = (0..n_nodes).map(placed_device);
     let pods = (0..n_nodes).flat_map(|at| (0..at % N_GPUS).map(move |minor| holder(at, minor, HALF, [])));
-    scheduler::offline::extender((0..n_nodes).map(node), devices, pods)
+    scheduler::offline::extender(scheduler::offline::index((0..n_nodes).map(node), devices, pods))
 }
 
 fn cluster(n_nodes: usize) -> Extender {
     let nodes = (0..n_nodes).map(node);
     let devices = (0..n_nodes).map(device);
     let pods = (0..n_nodes).flat_map(|at| (0..N_GPUS).map(move |minor| holder(at, minor, HALF, [])));
-    scheduler::offline::extender(nodes, devices, pods)
+    scheduler::offline::extender(scheduler::offline::index(nodes, devices, pods))
 }
 
 fn bench(criterion: &mut Criterion) {

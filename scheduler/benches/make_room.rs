@@ -59,7 +59,7 @@ fn extender() -> Extender {
     let pods = holders.chain((0..N_REFUSED).map(important));
     let mut index = offline::index(nodes().map(node), nodes().map(device), pods);
     budgets::apply(&mut index, N_NODES);
-    let mut extender = offline::extender_of(index);
+    let mut extender = offline::extender(index);
     extender.evicts_for_room = Some(true);
     let names: Vec<String> = nodes().map(name).collect();
     for at in 0..N_REFUSED {

@@ -1,6 +1,7 @@
 //! One request to the API server, and its answer: HTTP status, the pause of `Retry-After`, and body.
 //!
-//! For writes of which the status matters more than the object, such as bindings. Decides nothing, and retries nothing.
+//! For writes of which the status matters more than the object, such as bindings. Retries nothing. An error is the reason for
+//! which there is no whole answer, for people; the request may have been carried out all the same.
 
 use std::time::Duration;
 
@@ -19,7 +20,6 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(4);
 /// The name under which the API server keeps the fields that this daemon applies.
 const FIELD_MANAGER: &str = "gpushare-scheduler";
 
-/// An answer of the API server.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: StatusCode,
@@ -29,7 +29,6 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    /// The HTTP status and the message, as one text.
     pub(crate) fn message(&self) -> String {
         let text = self.text();
         if text.is_empty() {
@@ -54,9 +53,6 @@ impl Answer {
 }
 
 /// Sends a request with a JSON body, if there is one, and waits for its answer for [`ANSWER_TIMEOUT`].
-///
-/// # Errors
-/// The reason for which there is no whole answer, for people. The request may have been carried out.
 pub(crate) async fn send(
     client: &Client,
     method: Method,
@@ -67,9 +63,6 @@ pub(crate) async fn send(
 }
 
 /// Writes an object by server-side apply: creates it if there is none, and takes over fields that others have set.
-///
-/// # Errors
-/// The reason for which there is no whole answer, for people. The object may have been written.
 pub(crate) async fn apply(client: &Client, path: &str, object: &Value) -> Result<Answer, String> {
     // Without `force`, a field that a person has edited would make every later write a conflict.
     let path = format!("{path}?fieldManager={FIELD_MANAGER}&force=true");
@@ -78,26 +71,17 @@ pub(crate) async fn apply(client: &Client, path: &str, object: &Value) -> Result
 }
 
 /// Changes an object by a JSON merge patch.
-///
-/// # Errors
-/// The reason for which there is no whole answer, for people. The object may have been changed.
 pub(crate) async fn merge(client: &Client, path: &str, changes: &Value) -> Result<Answer, String> {
     let merge = "application/merge-patch+json";
     in_time(send_as(client, Method::PATCH, path, merge, Some(changes))).await
 }
 
-/// Waits for an answer of the API server for `ANSWER_TIMEOUT` at most.
 async fn in_time(answer: impl Future<Output = Result<Answer, String>>) -> Result<Answer, String> {
-    match timeout(ANSWER_TIMEOUT, answer).await {
-        Ok(answer) => answer,
-        Err(_) => Err(format!("no answer from the API server within {ANSWER_TIMEOUT:?}")),
-    }
+    let in_time = timeout(ANSWER_TIMEOUT, answer).await;
+    in_time.unwrap_or_else(|_| Err(format!("no answer from the API server within {ANSWER_TIMEOUT:?}")))
 }
 
 /// Sends a request with this content type, and waits for its answer without a time limit.
-///
-/// # Errors
-/// The reason for which there is no whole answer, for people. The request may have been carried out.
 pub(crate) async fn send_as(
     client: &Client,
     method: Method,
@@ -106,26 +90,21 @@ pub(crate) async fn send_as(
     body: Option<&Value>,
 ) -> Result<Answer, String> {
     let body = body.map(|body| body.to_string().into_bytes()).unwrap_or_default();
-    let request = Request::builder()
-        .method(method)
-        .uri(path)
-        .header(header::CONTENT_TYPE, content_type);
+    let request = Request::builder().method(method).uri(path);
     let request = request
-        .body(Body::from(body))
-        .map_err(|error| format!("cannot make the request: {error}"))?;
+        .header(header::CONTENT_TYPE, content_type)
+        .body(Body::from(body));
+    let request = request.map_err(|error| format!("cannot make the request: {error}"))?;
     // Not `Client::request`, which turns an error status into an error without headers: `Retry-After` is needed.
-    let response = client
-        .send(request)
-        .await
-        .map_err(|error| format!("{:#}", anyhow::Error::from(error)))?;
-    let (parts, body) = response.into_parts();
-    let body = body
-        .collect()
-        .await
-        .map_err(|error| format!("the API server's answer broke off: {error}"))?;
+    let response = client.send(request).await;
+    let (head, body) = response
+        .map_err(|error| format!("{:#}", anyhow::Error::from(error)))?
+        .into_parts();
+    let body = body.collect().await;
+    let body = body.map_err(|error| format!("the API server's answer broke off: {error}"))?;
     Ok(Answer {
-        status: parts.status,
-        retry_after: retry_after(&parts.headers),
+        status: head.status,
+        retry_after: retry_after(&head.headers),
         body: body.to_bytes().to_vec(),
     })
 }

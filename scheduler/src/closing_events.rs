@@ -11,7 +11,6 @@ use tokio::time::sleep;
 use crate::index::{Index, Shared};
 use crate::leader::Leadership;
 
-/// The reason of the events.
 const REASON: &str = "ClosedGPUsInvalid";
 /// Most problems that are copied at a time, under one lock of the index.
 const MOST_AT_A_TIME: usize = 64;
@@ -30,8 +29,8 @@ pub(crate) async fn record(index: Shared<Index>, leadership: Leadership, recorde
     }
 }
 
-/// Records problems that are not in `known`, and adds them to it. Returns false if some may be left: this replica does not lead,
-/// or there are more than [`MOST_AT_A_TIME`] or than the recorder has room for.
+/// Records problems that are not in `known`, and adds them to it. Returns false if some may be left, or this replica does not
+/// lead.
 fn record_new(
     index: &Shared<Index>,
     leadership: &Leadership,
@@ -46,28 +45,17 @@ fn record_new(
         let problems = index.closing_problems();
         known.retain(|node, problem| problems.get(node) == Some(problem));
         let new = problems.iter().filter(|(node, _)| !known.contains_key(*node));
-        new.take(MOST_AT_A_TIME)
-            .map(|(node, problem)| (node.clone(), problem.clone()))
-            .collect()
+        let cloned = new.map(|(node, problem)| (node.clone(), problem.clone()));
+        cloned.take(MOST_AT_A_TIME).collect()
     };
     let are_all_copied = new.len() < MOST_AT_A_TIME;
     for (node, problem) in new {
-        if !recorder.try_warn(node_subject(&node), REASON, problem.clone()) {
+        if !recorder.try_warn(Subject::node(&node), REASON, problem.clone()) {
             return false;
         }
         known.insert(node, problem);
     }
     are_all_copied
-}
-
-/// A node as the subject of an event. The UID is the node's name, as in kubelet's own events.
-fn node_subject(name: &str) -> Subject {
-    Subject {
-        kind: "Node",
-        namespace: String::new(),
-        name: name.to_owned(),
-        uid: name.to_owned(),
-    }
 }
 
 #[cfg(test)]

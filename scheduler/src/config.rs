@@ -5,7 +5,7 @@ mod leader;
 mod make_room;
 mod webhooks;
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -25,8 +25,9 @@ pub use filter::{AnswerNodes, MisfitNodes, weights};
 use leader::LeaderArgs;
 pub use leader::LeaderElection;
 use make_room::MakeRoomArgs;
+pub(crate) use webhooks::Command;
 use webhooks::WebhookArgs;
-pub use webhooks::{Admission, Certificates, Command, Webhooks};
+pub use webhooks::{Admission, Certificates, Webhooks};
 
 /// Largest request body, in bytes.
 pub const MAX_BODY: usize = 32 << 20;
@@ -34,12 +35,11 @@ pub const MAX_BODY: usize = 32 << 20;
 pub const PREFIX: &str = "/gpushare-scheduler";
 /// Most requests that are answered at one time; more wait. A request that only reads memory takes a fraction of a millisecond.
 pub const CONCURRENCY: usize = 512;
-/// Most bindings that are on their way to the API server at one time, each on a connection of its own; more wait, and one that
-/// waits longer than [`BIND_TIMEOUT`](crate::leader::BIND_TIMEOUT) is given up. More at once make a busy API server slower, not
-/// faster.
+/// Most bindings on their way to the API server at one time: more would slow it down. Others wait up to
+/// [`BIND_TIMEOUT`](crate::leader::BIND_TIMEOUT).
 pub const BIND_CONCURRENCY: usize = 64;
-/// The longest time for which room is kept for a pod with volumes or claims: kube-scheduler's default for `bindTimeoutSeconds` of
-/// `VolumeBindingArgs`, the time for which it waits for them before it binds.
+/// The longest time for which room is kept for a pod with volumes or claims: kube-scheduler waits as long for them by default
+/// (`bindTimeoutSeconds`).
 const VOLUME_BIND_TIMEOUT: Duration = Duration::from_secs(600);
 /// The longest time for which room is kept for a pod whose `status.nominatedNodeName` names the node.
 const NOMINATED_HINT_TTL: Duration = Duration::from_secs(30 * 60);
@@ -108,37 +108,29 @@ pub struct Args {
 /// The settings of the scheduler, checked against each other.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The settings of filter, prioritize and bind.
-    pub scheduling: Scheduling,
-    /// The settings of the HTTP servers.
-    pub serving: Serving,
+    pub(crate) scheduling: Scheduling,
+    pub(crate) serving: Serving,
     /// Election of a leader; `None` for a replica that is the only one.
-    pub leader: Option<LeaderElection>,
+    pub(crate) leader: Option<LeaderElection>,
     /// The settings of webhooks, and of certificates that the scheduler creates itself.
     pub admission: Admission,
     /// A command to execute instead of serving.
-    pub command: Option<Command>,
+    pub(crate) command: Option<Command>,
 }
 
 /// The settings of filter, prioritize and bind.
 #[derive(Clone, Debug)]
 pub struct Scheduling {
-    /// The names of resources that a cluster can choose.
-    pub names: ResourceNames,
-    /// The policies that order nodes, and the devices of a node.
-    pub policies: Policies,
+    pub(crate) names: ResourceNames,
+    pub(crate) policies: Policies,
     /// The enforcement of memory limits that pods demand which have no annotation about it.
-    pub enforcement: DemandedEnforcement,
-    /// The weights of resources, for the policies that use them.
-    pub weights: ResourceWeights,
-    /// The number of fitting nodes in an answer.
-    pub answer_nodes: AnswerNodes,
-    /// The form in which filter reports nodes whose devices have no room.
-    pub misfit_nodes: MisfitNodes,
+    pub(crate) enforcement: DemandedEnforcement,
+    pub(crate) weights: ResourceWeights,
+    pub(crate) answer_nodes: AnswerNodes,
+    pub(crate) misfit_nodes: MisfitNodes,
     /// The settings of the room that the leader makes by evictions; `None` if it makes none.
-    pub make_room: Option<RoomSettings>,
-    /// The times for which room is kept for pods that are not bound yet.
-    pub hints: HintTimes,
+    pub(crate) make_room: Option<RoomSettings>,
+    pub(crate) hints: HintTimes,
 }
 
 /// The settings of the HTTP servers.
@@ -148,18 +140,34 @@ pub struct Serving {
     pub listen: SocketAddr,
     /// Address of the page and the read API, if they have one.
     pub read_listen: Option<SocketAddr>,
-    /// Largest request body, in bytes.
+    /// [`MAX_BODY`], but for tests.
     pub max_body: usize,
-    /// Longest time from the head of a request to the end of its body.
+    /// Longest time from the head of a request to the end of its body: [`READ_TIMEOUT`], but for tests.
     pub read_timeout: Duration,
-    /// Most requests that are answered at one time; more wait.
+    /// [`CONCURRENCY`], but for tests.
     pub concurrency: usize,
-    /// Most bindings that are on their way to the API server at one time; more wait.
+    /// [`BIND_CONCURRENCY`], but for tests.
     pub bind_concurrency: usize,
     /// The certificate files of the extender, if it has some.
     pub tls: Option<TlsFiles>,
     /// True if the extender shows a certificate from the Secret, and its verbs demand a client certificate of the same authority.
     pub tls_from_secret: bool,
+}
+
+impl Default for Serving {
+    /// Plain text on any port of the loopback address.
+    fn default() -> Self {
+        Self {
+            listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
+            read_listen: None,
+            max_body: MAX_BODY,
+            read_timeout: READ_TIMEOUT,
+            concurrency: CONCURRENCY,
+            bind_concurrency: BIND_CONCURRENCY,
+            tls: None,
+            tls_from_secret: false,
+        }
+    }
 }
 
 impl Serving {
@@ -170,8 +178,7 @@ impl Serving {
 
     /// Refuses an address that other machines reach if clients need no certificate: any client could bind pods there.
     fn check_address(&self) -> anyhow::Result<()> {
-        // `::ffff:127.0.0.1` is the loopback address as well.
-        if self.listen.ip().to_canonical().is_loopback() || self.demands_certificates() {
+        if is_loopback(self.listen) || self.demands_certificates() {
             return Ok(());
         }
         bail!(
@@ -183,16 +190,17 @@ impl Serving {
 
     /// Refuses an address of the read API at which clients would send bearer tokens without TLS.
     fn check_plain_tokens(&self) -> anyhow::Result<()> {
-        match self.read_listen {
-            // A port-forward ends on the loopback address, so there is no network between the client and this process.
-            Some(address) if !address.ip().to_canonical().is_loopback() && !self.demands_certificates() => {
-                bail!(
-                    "--read-listen={address}: tokens would be sent in plain text. Set --tls-dir, or --certificate-secret with a --listen that \
-                     other machines reach; or listen on 127.0.0.1"
-                )
-            }
-            _ => Ok(()),
+        // A port-forward ends on the loopback address, so there is no network between the client and this process.
+        if let Some(address) = self.read_listen
+            && !is_loopback(address)
+            && !self.demands_certificates()
+        {
+            bail!(
+                "--read-listen={address}: tokens would be sent in plain text. Set --tls-dir, or --certificate-secret with a --listen that \
+                 other machines reach; or listen on 127.0.0.1"
+            );
         }
+        Ok(())
     }
 }
 
@@ -222,20 +230,15 @@ impl TryFrom<Args> for Config {
         // Rules between several flags, which clap does not check.
         let leader = args.leader.leader()?;
         // Clients on other machines need a certificate; kube-scheduler in the same pod needs none.
-        let needs_tls = !args.listen.ip().to_canonical().is_loopback();
+        let needs_tls = !is_loopback(args.listen);
         let admission = args.webhooks.admission(names.clone(), tls.as_ref(), needs_tls)?;
+        let certificates = admission.certificates.as_ref();
         let serving = Serving {
             listen: args.listen,
             read_listen: args.read_listen,
-            max_body: MAX_BODY,
-            read_timeout: READ_TIMEOUT,
-            concurrency: CONCURRENCY,
-            bind_concurrency: BIND_CONCURRENCY,
             tls,
-            tls_from_secret: admission
-                .certificates
-                .as_ref()
-                .is_some_and(|certificates| certificates.for_extender),
+            tls_from_secret: certificates.is_some_and(|certificates| certificates.for_extender),
+            ..Serving::default()
         };
         serving.check_plain_tokens()?;
         // A command does not listen.
@@ -245,9 +248,12 @@ impl TryFrom<Args> for Config {
         Ok(Self {
             scheduling: Scheduling {
                 names,
-                policies: args.policies.policies(),
+                policies: Policies {
+                    node: args.policies.node_policy,
+                    device: args.policies.device_policy,
+                },
                 enforcement: args.policies.enforcement(),
-                weights: args.policies.weights(),
+                weights: weights(args.policies.score_weights),
                 answer_nodes: args.answer_nodes,
                 misfit_nodes: args.misfit_nodes,
                 make_room: args.make_room.settings(args.misfit_nodes)?,
@@ -267,14 +273,17 @@ impl TryFrom<Args> for Config {
     }
 }
 
+/// Returns true if only this machine reaches the address.
+fn is_loopback(address: SocketAddr) -> bool {
+    // `::ffff:127.0.0.1` is the loopback address as well.
+    address.ip().to_canonical().is_loopback()
+}
+
 /// Parses the name of an extended resource: a domain, a slash and a name.
 fn resource_name(text: &str) -> Result<String, String> {
     let is_valid = |part: &str| {
-        !part.is_empty()
-            && part.len() <= 253
-            && part
-                .bytes()
-                .all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b))
+        let mut bytes = part.bytes();
+        (1..=253).contains(&part.len()) && bytes.all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b))
     };
     match text.split_once('/') {
         Some((domain, name)) if is_valid(domain) && is_valid(name) && name.len() <= 63 => Ok(text.to_owned()),

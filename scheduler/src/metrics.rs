@@ -35,8 +35,7 @@ const BUCKETS: [f64; 24] = [
     0.001_5, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
 ];
 
-/// Upper bounds of the buckets of the time from a pod's first filter to its binding, in seconds: pods may wait for room for
-/// hours.
+/// Upper bounds of the buckets of the time from a pod's first filter to its binding, which may be hours, in seconds.
 const PLACEMENT_BUCKETS: [f64; 16] = [
     0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0, 7200.0,
 ];
@@ -46,23 +45,17 @@ const PODS_PER_LOCK: usize = 256;
 
 /// A verb of the extender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verb {
-    /// Finds the nodes that fit.
+pub(crate) enum Verb {
     Filter,
-    /// Scores nodes.
     Prioritize,
-    /// Binds a pod.
     Bind,
-    /// Names the pods to evict so that a pod fits.
     Preempt,
-    /// Shows the state.
     Inspect,
 }
 
 /// The outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ending {
-    /// Answered.
+pub(crate) enum Ending {
     Ok,
     /// Answered with a refusal or an error text.
     Refused,
@@ -70,7 +63,6 @@ pub enum Ending {
     Malformed,
     /// The watches have not synced.
     NotReady,
-    /// Another replica leads.
     NotLeading,
     /// A bind whose outcome is unknown: it may have been written.
     Unknown,
@@ -104,17 +96,17 @@ impl Ending {
     }
 }
 
-/// Names and values of the labels of a metric.
 type Labels<const N: usize> = [(&'static str, &'static str); N];
 
-/// Counters with one label.
 type Counters = Family<Labels<1>, Counter>;
+
+type RequestSeconds = Family<Labels<1>, Histogram, fn() -> Histogram>;
 
 /// Counts and times of requests.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     requests: Family<Labels<2>, Counter>,
-    request_seconds: Family<Labels<1>, Histogram, fn() -> Histogram>,
+    request_seconds: RequestSeconds,
     refused_nodes: Counters,
     refused_binds: Counters,
     rechecked: Counters,
@@ -128,12 +120,12 @@ pub struct Metrics {
 
 /// Measures one request; counts it when dropped.
 #[derive(Debug)]
-pub struct Timer<'a> {
+pub(crate) struct Timer<'a> {
     metrics: &'a Metrics,
     verb: Verb,
     started: Instant,
     /// The outcome that is counted when the timer is dropped.
-    pub ending: Ending,
+    pub(crate) ending: Ending,
 }
 
 impl Metrics {
@@ -143,62 +135,62 @@ impl Metrics {
         index: Shared<crate::index::Index>,
         leadership: &Leadership,
     ) -> Self {
-        let metrics = Self {
-            requests: Family::default(),
-            request_seconds: Family::new_with_constructor(|| Histogram::new(BUCKETS)),
-            refused_nodes: Family::default(),
-            refused_binds: Family::default(),
-            rechecked: Family::default(),
-            preemption_candidates: Family::default(),
-            retried: Family::default(),
-            group_decisions: Family::default(),
-            room_announced: Counter::default(),
-            unplaced: UnplacedPods::default(),
-            placement_seconds: Histogram::new(PLACEMENT_BUCKETS),
-        };
         let version = vec![("version", env!("CARGO_PKG_VERSION"))];
         registry.register("build", "Version of the scheduler", Info::new(version));
+        let placement_seconds = Histogram::new(PLACEMENT_BUCKETS);
         let help = "Time from the first filter of a pod to its binding";
-        registry.register_with_unit(
-            "placement",
-            help,
-            Unit::Seconds,
-            metrics.placement_seconds.clone(),
-        );
-        let help = "Requests by verb and outcome";
-        registry.register("requests", help, metrics.requests.clone());
+        registry.register_with_unit("placement", help, Unit::Seconds, placement_seconds.clone());
+        let requests = Family::<Labels<2>, Counter>::default();
+        registry.register("requests", "Requests by verb and outcome", requests.clone());
+        let request_seconds: RequestSeconds = Family::new_with_constructor(|| Histogram::new(BUCKETS));
         let help = "Time from the whole request to its answer";
-        registry.register_with_unit("request", help, Unit::Seconds, metrics.request_seconds.clone());
+        registry.register_with_unit("request", help, Unit::Seconds, request_seconds.clone());
+        let mut counters = |name: &str, help: &str| {
+            let counters = Counters::default();
+            registry.register(name, help, counters.clone());
+            counters
+        };
         let help = "Nodes refused by filters, by reason";
-        registry.register("refused_nodes", help, metrics.refused_nodes.clone());
+        let refused_nodes = counters("refused_nodes", help);
         let help = "Binds that came to nothing, by reason";
-        registry.register("refused_binds", help, metrics.refused_binds.clone());
+        let refused_binds = counters("refused_binds", help);
         // The metric has an old name, which dashboards and alerts of users go by.
         let help = "Refusals of pods held back until a watch had caught up, by what became of them";
-        registry.register("refusals_thought_over", help, metrics.rechecked.clone());
+        let rechecked = counters("refusals_thought_over", help);
         let help = "Nodes on which kube-scheduler would evict pods, by what became of them";
-        registry.register(
-            "preemption_candidates",
-            help,
-            metrics.preemption_candidates.clone(),
-        );
+        let preemption_candidates = counters("preemption_candidates", help);
         let help = "Refusals whose text changes so that kube-scheduler tries the pod again soon, by cause";
-        registry.register("refusals_tried_again", help, metrics.retried.clone());
+        let retried = counters("refusals_tried_again", help);
+        let group_decisions = Family::<Labels<2>, Counter>::default();
         let help =
             "Decisions for groups of pods that have to be, or prefer to be, in one domain, by the outcome";
-        registry.register("group_decisions", help, metrics.group_decisions.clone());
+        registry.register("group_decisions", help, group_decisions.clone());
+        let room_announced = Counter::default();
         let help = "Writes by which kube-scheduler is made to try refused pods again, as room has opened without an event";
-        registry.register("room_announced", help, metrics.room_announced.clone());
+        registry.register("room_announced", help, room_announced.clone());
+        let unplaced = UnplacedPods::default();
         registry.register_collector(Box::new(StateGauges {
             index,
-            unplaced: metrics.unplaced.clone(),
+            unplaced: unplaced.clone(),
             leadership: leadership.clone(),
         }));
-        metrics
+        Self {
+            requests,
+            request_seconds,
+            refused_nodes,
+            refused_binds,
+            rechecked,
+            preemption_candidates,
+            retried,
+            group_decisions,
+            room_announced,
+            unplaced,
+            placement_seconds,
+        }
     }
 
     /// Starts to measure a request, which counts as [`Ending::Ok`] until the caller sets another ending.
-    pub fn time(&self, verb: Verb) -> Timer<'_> {
+    pub(crate) fn time(&self, verb: Verb) -> Timer<'_> {
         Timer {
             metrics: self,
             verb,
@@ -207,65 +199,59 @@ impl Metrics {
         }
     }
 
-    /// Counts a request that took `elapsed`.
-    pub fn record(&self, verb: Verb, ending: Ending, elapsed: Duration) {
+    pub(crate) fn record(&self, verb: Verb, ending: Ending, elapsed: Duration) {
         let verb = ("verb", verb.label());
-        self.requests
-            .get_or_create(&[verb, ("outcome", ending.label())])
-            .inc();
-        self.request_seconds
-            .get_or_create(&[verb])
-            .observe(elapsed.as_secs_f64());
+        let labels = [verb, ("outcome", ending.label())];
+        self.requests.get_or_create(&labels).inc();
+        let times = self.request_seconds.get_or_create(&[verb]);
+        times.observe(elapsed.as_secs_f64());
     }
 
-    /// Counts nodes that a filter refused.
-    pub fn count_refused_nodes(&self, reason: Reason, n_nodes: u64) {
-        self.refused_nodes
-            .get_or_create(&[("reason", reason.label())])
-            .inc_by(n_nodes);
+    pub(crate) fn count_refused_nodes(&self, reason: Reason, n_nodes: u64) {
+        let labels = [("reason", reason.label())];
+        self.refused_nodes.get_or_create(&labels).inc_by(n_nodes);
     }
 
-    /// Counts a bind that failed, by the reason.
-    pub fn count_refused_bind(&self, reason: &'static str) {
+    pub(crate) fn count_refused_bind(&self, reason: &'static str) {
         self.refused_binds.get_or_create(&[("reason", reason)]).inc();
     }
 
     /// Counts a refusal by a sample of the nodes, whose text makes kube-scheduler try the pod again soon.
-    pub fn count_sample_retry(&self) {
+    pub(crate) fn count_sample_retry(&self) {
         self.retried.get_or_create(&[("cause", "sample")]).inc();
     }
 
     /// Counts a decision for a group of pods with a wish for this domain.
-    pub fn count_group_decision(&self, domain: &'static str, outcome: &'static str) {
+    pub(crate) fn count_group_decision(&self, domain: &'static str, outcome: &'static str) {
         let labels = [("domain", domain), ("outcome", outcome)];
         self.group_decisions.get_or_create(&labels).inc();
     }
 
     /// Notes the result of a pod's filter; `refusal` is the reason for which no node fits.
-    pub fn note_filter(&self, uid: &str, refusal: Option<&'static str>, now: Instant) {
+    pub(crate) fn note_filter(&self, uid: &str, refusal: Option<&'static str>, now: Instant) {
         self.unplaced.note_filter(uid, refusal, now);
     }
 
     /// Notes that a pod was bound, and the time since its first filter.
-    pub fn note_bound(&self, uid: &str, now: Instant) {
+    pub(crate) fn note_bound(&self, uid: &str, now: Instant) {
         if let Some(took) = self.unplaced.note_bound(uid, now) {
             self.placement_seconds.observe(took.as_secs_f64());
         }
     }
 
     /// Counts a write by which kube-scheduler is made to try refused pods again.
-    pub fn count_announcement(&self) {
+    pub(crate) fn count_announcement(&self) {
         self.room_announced.inc();
     }
 
     /// Counts a refusal that was rechecked after a watch had caught up.
-    pub fn count_recheck(&self, fits: bool) {
+    pub(crate) fn count_recheck(&self, fits: bool) {
         let outcome = if fits { "fits" } else { "refused" };
         self.rechecked.get_or_create(&[("outcome", outcome)]).inc();
     }
 
     /// Counts nodes on which kube-scheduler would evict pods, by the outcome of the preempt request for them.
-    pub fn count_candidates(&self, outcome: &'static str, n_nodes: usize) {
+    pub(crate) fn count_candidates(&self, outcome: &'static str, n_nodes: usize) {
         let n_nodes = u64::try_from(n_nodes).unwrap_or(u64::MAX);
         let labels = [("outcome", outcome)];
         self.preemption_candidates.get_or_create(&labels).inc_by(n_nodes);
@@ -274,8 +260,8 @@ impl Metrics {
 
 impl Drop for Timer<'_> {
     fn drop(&mut self) {
-        self.metrics
-            .record(self.verb, self.ending, self.started.elapsed());
+        let elapsed = self.started.elapsed();
+        self.metrics.record(self.verb, self.ending, elapsed);
     }
 }
 
@@ -284,7 +270,6 @@ pub fn register_watches(registry: &mut Registry, watches: Vec<WatchLag>) {
     registry.register_collector(Box::new(Watches(watches)));
 }
 
-/// Reads the watch lags at each scrape.
 #[derive(Debug)]
 struct Watches(Vec<WatchLag>);
 
@@ -301,7 +286,6 @@ impl Collector for Watches {
     }
 }
 
-/// Reads the gauges of the state from the index at each scrape.
 #[derive(Debug)]
 struct StateGauges {
     index: Shared<crate::index::Index>,
@@ -310,7 +294,6 @@ struct StateGauges {
 }
 
 impl StateGauges {
-    /// Forgets the pods that are bound or gone.
     fn forget_placed(&self, now: Instant) {
         for some in self.unplaced.ages(now).chunks(PODS_PER_LOCK) {
             let mut gone = Vec::new();
@@ -332,7 +315,6 @@ impl StateGauges {
 }
 
 impl Collector for StateGauges {
-    /// Writes all gauges of the state as the index has it now.
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         // Copied out first, so that no lock is held while the text is written.
         let snapshot: Snapshot = self.index.read().snapshot();
@@ -416,7 +398,6 @@ fn fragmentation_ratio(gpus: &[GpuSnapshot]) -> f64 {
     }
 }
 
-/// Writes the metrics of the parts of GPUs that the pods of each namespace hold.
 fn encode_namespaces(
     encoder: &mut DescriptorEncoder<'_>,
     namespaces: &BTreeMap<String, NamespaceSnapshot>,
@@ -434,13 +415,12 @@ fn encode_namespaces(
     })?;
     let help = "Computing power that the pods of a namespace hold; 1 is a whole GPU";
     encode("namespace_gpu_core_allocated_ratio", help, |sum| {
-        as_f64(sum.core) / 100.0
+        percent(sum.core)
     })?;
     let help = "Parts of GPUs that the pods of a namespace hold";
     encode("namespace_gpu_parts", help, |sum| as_f64(sum.n_parts))
 }
 
-/// Writes the metrics of each GPU.
 fn encode_gpus(encoder: &mut DescriptorEncoder<'_>, gpus: &[GpuSnapshot]) -> fmt::Result {
     let mut encode = |name, help, value: fn(&GpuSnapshot) -> f64| -> fmt::Result {
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
@@ -452,28 +432,24 @@ fn encode_gpus(encoder: &mut DescriptorEncoder<'_>, gpus: &[GpuSnapshot]) -> fmt
         }
         Ok(())
     };
-    encode("gpu_memory_total_bytes", "Memory of a GPU", |gpu| {
-        as_f64(gpu.total)
-    })?;
+    let help = "Memory of a GPU";
+    encode("gpu_memory_total_bytes", help, |gpu| as_f64(gpu.total))?;
     let help = "Memory of a GPU that pods hold";
     encode("gpu_memory_allocated_bytes", help, |gpu| as_f64(gpu.used))?;
     let help = "Free memory of a GPU on which no typical pod fits";
     encode("gpu_memory_stranded_bytes", help, |gpu| as_f64(gpu.stranded))?;
     let help = "Computing power of a GPU; 1 is a whole GPU";
-    encode("gpu_core_total_ratio", help, |gpu| {
-        f64::from(gpu.core_total) / 100.0
-    })?;
+    encode("gpu_core_total_ratio", help, |gpu| percent(gpu.core_total.into()))?;
     let help = "Computing power of a GPU that pods hold; 1 is a whole GPU";
     encode("gpu_core_allocated_ratio", help, |gpu| {
-        f64::from(gpu.core_held) / 100.0
+        percent(gpu.core_held.into())
     })?;
     let help = "Containers that may request a share of a GPU as koordinator.sh/gpu.shared";
     encode("gpu_sharers_capacity", help, |gpu| gpu.slots_total.into())?;
     let help = "Containers that have requested a share of a GPU as koordinator.sh/gpu.shared";
     encode("gpu_sharers_allocated", help, |gpu| gpu.slots_held.into())?;
-    encode("gpu_pods", "Pods that hold a part of a GPU", |gpu| {
-        gpu.n_pods.into()
-    })?;
+    let help = "Pods that hold a part of a GPU";
+    encode("gpu_pods", help, |gpu| gpu.n_pods.into())?;
     let help = "1 while a GPU takes new pods";
     encode("gpu_healthy", help, |gpu| f64::from(u8::from(gpu.healthy)))
 }
@@ -482,6 +458,11 @@ fn encode_gpus(encoder: &mut DescriptorEncoder<'_>, gpus: &[GpuSnapshot]) -> fmt
 #[expect(clippy::cast_precision_loss, reason = "exact up to 8 PiB of bytes")]
 fn as_f64(number: u64) -> f64 {
     number as f64
+}
+
+/// A percentage as a ratio.
+fn percent(number: u64) -> f64 {
+    as_f64(number) / 100.0
 }
 
 fn gauge(value: u64) -> ConstGauge<i64> {

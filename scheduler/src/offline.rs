@@ -2,12 +2,10 @@
 //!
 //! Its bind verb fails, as no API server listens; [`bind`] returns the binding that the verb would write.
 
-use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::Router;
-use daemon::http_server::READ_TIMEOUT;
 use daemon::metrics_text::MetricsText;
 use kube::Client;
 use placement::Policies;
@@ -19,7 +17,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::bind::{Binder, PodBinding, PodId};
-use crate::config::{BIND_CONCURRENCY, CONCURRENCY, MAX_BODY, Serving};
+use crate::config::Serving;
 use crate::extender::bind::BindError;
 use crate::extender::{Extender, router};
 use crate::index::{Assumed, Index, RawDevice, Shared};
@@ -64,31 +62,8 @@ where
     ObjectStore::<K>::end_list(index);
 }
 
-/// The default settings of an extender.
-pub fn serving() -> Serving {
-    Serving {
-        listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
-        read_listen: None,
-        max_body: MAX_BODY,
-        read_timeout: READ_TIMEOUT,
-        concurrency: CONCURRENCY,
-        bind_concurrency: BIND_CONCURRENCY,
-        tls: None,
-        tls_from_secret: false,
-    }
-}
-
-/// An extender that answers from these objects.
-pub fn extender(
-    nodes: impl Iterator<Item = Value>,
-    devices: impl Iterator<Item = Value>,
-    pods: impl Iterator<Item = Value>,
-) -> Extender {
-    extender_of(index(nodes, devices, pods))
-}
-
 /// An extender that answers from this index.
-pub fn extender_of(index: Index) -> Extender {
+pub fn extender(index: Index) -> Extender {
     let index = Shared::new(index);
     let refuse_connection = tower::service_fn(|_: http::Request<kube::client::Body>| async {
         Err::<http::Response<kube::client::Body>, _>(std::io::Error::from(
@@ -103,7 +78,7 @@ pub fn extender_of(index: Index) -> Extender {
         Duration::from_secs(4),
         leadership,
     );
-    Extender::new(index, metrics, binder, &serving())
+    Extender::new(index, metrics, binder, &Serving::default())
 }
 
 /// The routes of an extender, which answer without a socket.
@@ -112,9 +87,6 @@ pub fn routes(extender: &Arc<Extender>) -> Router {
 }
 
 /// Decides on a bind as the bind verb does, and counts the binding as written. The index must have been shown the pod before.
-///
-/// # Errors
-/// The reason for which the pod cannot be bound there.
 pub fn bind(
     extender: &Extender,
     pod: &PodId,

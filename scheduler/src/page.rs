@@ -38,8 +38,9 @@ const FILES: [File; 13] = [
     ("/format.js", SCRIPT, include_bytes!("../page/format.js")),
 ];
 
-/// The security headers of every answer. Only files of this listener are loaded and run, and no other site may show the page in a
-/// frame or read its answers.
+const SAME_ORIGIN: HeaderValue = HeaderValue::from_static("same-origin");
+
+/// The security headers of every answer: a browser loads and runs only files of this listener, and shows them in no frame.
 const HEADERS: [(HeaderName, HeaderValue); 5] = [
     (
         header::CONTENT_SECURITY_POLICY,
@@ -55,12 +56,9 @@ const HEADERS: [(HeaderName, HeaderValue); 5] = [
     (header::REFERRER_POLICY, HeaderValue::from_static("no-referrer")),
     (
         HeaderName::from_static("cross-origin-resource-policy"),
-        HeaderValue::from_static("same-origin"),
+        SAME_ORIGIN,
     ),
-    (
-        HeaderName::from_static("cross-origin-opener-policy"),
-        HeaderValue::from_static("same-origin"),
-    ),
+    (HeaderName::from_static("cross-origin-opener-policy"), SAME_ORIGIN),
 ];
 
 /// The routes of the page and of the read API. With `demands_credentials` the read API demands a certificate or a bearer token.
@@ -91,10 +89,10 @@ fn file_response((_, content_type, content): File) -> ([(HeaderName, &'static st
 
 /// Middleware that refuses requests whose headers show that a page of another site has caused them.
 async fn demand_local_host(request: Request, next: Next) -> Response {
-    match refuse_foreign_site(&request) {
-        Some(refusal) => refusal,
-        None => next.run(request).await,
+    if let Some(refusal) = refuse_foreign_site(&request) {
+        return refusal;
     }
+    next.run(request).await
 }
 
 /// Middleware that adds the security headers to every response.

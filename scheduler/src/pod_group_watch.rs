@@ -27,12 +27,10 @@ const DISCOVERY_INTERVAL: Duration = Duration::from_secs(600);
 /// The pause after the first discovery that failed; each further pause is twice as long, up to [`DISCOVERY_INTERVAL`].
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 
-/// The states of the watches, for metrics: by API, 1 while the objects that are known are those of the cluster, else 0. An API
-/// that is not served has none.
+/// The states of the watches, for metrics: by API that is served, 1 while the known objects are those of the cluster.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct WatchStates(Family<[(&'static str, &'static str); 1], Gauge>);
 
-/// The result of a discovery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Discovered {
     /// The API server serves none of the APIs.
@@ -55,7 +53,6 @@ struct PodGroupWatch {
 }
 
 impl WatchStates {
-    /// The states of watches that begin soon, shown in metrics.
     pub(crate) fn register(registry: &mut Registry) -> Self {
         let states = Self::default();
         let help = "1 while the PodGroups of an API that the API server serves have been seen whole, else 0";
@@ -66,10 +63,6 @@ impl WatchStates {
     fn set(&self, api: PodGroupApi, is_synced: bool) {
         let labels = [("api", api.api_version())];
         self.0.get_or_create(&labels).set(is_synced.into());
-    }
-
-    fn remove(&self, api: PodGroupApi) {
-        self.0.remove(&[("api", api.api_version())]);
     }
 }
 
@@ -118,13 +111,10 @@ impl PodGroupWatch {
         self.discovered = discovered;
         self.watch = None;
         for api in self.apis {
-            self.states.remove(*api);
+            self.states.0.remove(&[("api", api.api_version())]);
         }
         match discovered {
-            Discovered::Absent => {
-                info!(apis = ?self.apis, "the API server serves no PodGroups any more");
-                self.clear();
-            }
+            Discovered::Absent => info!(apis = ?self.apis, "the API server serves no PodGroups any more"),
             Discovered::Forbidden(api) => {
                 let api_version = api.api_version();
                 warn!(
@@ -132,21 +122,18 @@ impl PodGroupWatch {
                     "the scheduler may not list PodGroups: groups have the size that their pods have, or 1"
                 );
                 self.states.set(api, false);
-                self.clear();
             }
             Discovered::Served(api) => {
                 self.states.set(api, false);
                 // The objects of an older version stay until the list of this one is complete.
                 let objects = Api::all_with(self.connection.client.clone(), &api);
                 self.watch = Some((api, watch(POD_GROUPS, objects, &self.connection.contact)));
+                return;
             }
         }
-    }
-
-    /// Forgets all objects. The APIs are versions of one kind, so one store has the objects of all of them.
-    fn clear(&self) {
-        let mut index = self.index.write();
+        // The APIs are versions of one kind, so one store has the objects of all of them.
         if let Some(api) = self.apis.first() {
+            let mut index = self.index.write();
             let store = index.pod_groups_mut(*api);
             store.begin_list();
             store.end_list();
@@ -202,7 +189,6 @@ async fn discover(client: &Client, apis: &[PodGroupApi]) -> Result<Discovered, E
     Ok(Discovered::Absent)
 }
 
-/// Returns true if the API server serves `PodGroup`s in this API.
 async fn serves(client: &Client, api: PodGroupApi) -> Result<bool, Error> {
     match client.list_api_group_resources(api.api_version()).await {
         Ok(list) => Ok(list.resources.iter().any(|resource| resource.name == POD_GROUPS)),

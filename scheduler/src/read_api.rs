@@ -25,7 +25,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use axum::body::Body;
 use axum::extract::{Extension, Path, RawQuery, Request, State};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
@@ -51,7 +50,7 @@ use computing_slot::ComputingSlot;
 use daemon::http_server::{ClientCertificate, ClientName};
 pub use explain::explain;
 use explain::explain_to;
-pub use fit::{FitError, fit};
+pub use fit::fit;
 use history::HistoryRecorder;
 use memory_use::PluginMeasurements;
 use names::{SeenNames, Viewer};
@@ -64,11 +63,9 @@ use snapshot::{StatePublisher, StateSnapshot};
 const MAX_FOLLOWERS: usize = 64;
 /// Most plans that are computed at one time.
 const MAX_PLANS: usize = 2;
-/// The media type of requests and answers.
 const JSON: &str = "application/json";
 /// Largest body of a request, in bytes. A fit request has one pod.
 const MAX_BODY: usize = 1 << 20;
-/// Time between two points of the history.
 const HISTORY_STEP: Duration = Duration::from_secs(60);
 /// Minutes after which the history asks device plugins for the memory in use again, if none of them measured it last time.
 const PROBE_MINUTES: u64 = 10;
@@ -106,11 +103,9 @@ impl ReadApi {
         let started = unix_time();
         // Revisions of two replicas, or of two processes in turn, must never be taken for each other.
         let epoch = format!("{:x}.{:x}", started.as_micros(), std::process::id());
+        let publisher = StatePublisher::new(extender.index().clone(), &epoch);
         Self {
-            publisher: Arc::new(AsyncMutex::new(StatePublisher::new(
-                extender.index().clone(),
-                &epoch,
-            ))),
+            publisher: Arc::new(AsyncMutex::new(publisher)),
             extender,
             history: Mutex::default(),
             memory_use: Arc::default(),
@@ -138,8 +133,7 @@ impl ReadApi {
         }
     }
 
-    /// Records the history until the process ends.
-    pub async fn record_history(self: Arc<Self>) {
+    pub(crate) async fn record_history(self: Arc<Self>) {
         let mut is_measured = true;
         for minute in 0_u64.. {
             sleep(HISTORY_STEP).await;
@@ -180,11 +174,7 @@ impl ReadApi {
         is_measured
     }
 
-    /// The client of a request with a bearer token. It sees the names of all pods if its user may list all pods, or else those in
-    /// the largest namespaces whose pods its user may list.
-    ///
-    /// # Errors
-    /// The user of the token may not read the views, or the API server does not answer.
+    /// The client of a request with a bearer token. It sees the names of pods that its user may list.
     async fn viewer_with_token(&self, headers: &HeaderMap) -> Result<Viewer, Denied> {
         let access = &self.extender.access;
         access.authorize(headers).await?;
@@ -204,7 +194,6 @@ impl ReadApi {
         })
     }
 
-    /// The state of this replica: its version, its role, and the filter requests that it has received.
     fn replica(&self) -> Replica {
         let (filter_requests, filter_clients) = self.extender.filter_clients();
         let last_filter = filter_clients.iter().map(|client| client.last).max();
@@ -240,7 +229,7 @@ pub fn router(api: &Arc<ReadApi>, prefix: &str, demands_credentials: bool) -> Ro
 }
 
 /// Middleware that passes requests of clients with access, and notes the names that each client may see.
-async fn admit(State(gate): State<Gate>, mut request: Request<Body>, next: Next) -> Response {
+async fn admit(State(gate): State<Gate>, mut request: Request, next: Next) -> Response {
     let has_certificate = request.extensions().get::<ClientCertificate>().is_some();
     let viewer = if gate.demands_credentials && !has_certificate {
         match gate.api.viewer_with_token(request.headers()).await {
@@ -267,11 +256,7 @@ async fn admit(State(gate): State<Gate>, mut request: Request<Body>, next: Next)
 }
 
 /// Middleware that refuses requests until every watch has listed its objects: answers would show only a part of the cluster.
-async fn demand_sync(
-    Extension(api): Extension<Arc<ReadApi>>,
-    request: Request<Body>,
-    next: Next,
-) -> Response {
+async fn demand_sync(Extension(api): Extension<Arc<ReadApi>>, request: Request, next: Next) -> Response {
     // `doctor` itself reports which watch the replica waits for.
     let is_exempt = request.uri().path().ends_with("/doctor");
     let ready = api.index().read().ready();
@@ -281,17 +266,14 @@ async fn demand_sync(
     }
 }
 
-/// The refusal of a request that another site's page has caused, at an address without credentials. A page on the Internet whose
-/// name resolves to the loopback address sends its own name here; every other page sends its origin with requests that could
-/// act.
-pub(crate) fn refuse_foreign_site(request: &Request<Body>) -> Option<Response> {
+/// Refuses a request that another site's page has caused, at an address without credentials: a page whose name resolves to the
+/// loopback address sends its own name here, every other page its origin with requests that could act.
+pub(crate) fn refuse_foreign_site(request: &Request) -> Option<Response> {
     let headers = request.headers();
     let refuse = |status, text: &'static str| Some((status, text).into_response());
     if headers.get_all(header::HOST).iter().count() > 1 {
-        return refuse(
-            StatusCode::BAD_REQUEST,
-            "the request has more than one header Host\n",
-        );
+        let text = "the request has more than one header Host\n";
+        return refuse(StatusCode::BAD_REQUEST, text);
     }
     // Every browser sends the header `Host`; a client without it is no browser.
     let host = headers.get(header::HOST).map(HeaderValue::as_bytes);
@@ -317,8 +299,7 @@ pub(crate) fn refuse_foreign_site(request: &Request<Body>) -> Option<Response> {
     None
 }
 
-/// Returns true if a host, with or without a port, is `localhost` or a loopback address, and not a name that another site has
-/// pointed to this machine (DNS rebinding).
+/// Returns true if a host, with or without a port, is `localhost` or a loopback address, against DNS rebinding.
 fn is_this_machine(host: &[u8]) -> bool {
     let Ok(host) = str::from_utf8(host) else {
         return false;
@@ -334,7 +315,6 @@ fn is_this_machine(host: &[u8]) -> bool {
     name == "localhost" || name.parse::<Ipv4Addr>().is_ok_and(|ip| ip.is_loopback())
 }
 
-/// Streams the changes of the state since the revision that the client has seen last.
 async fn follow_changes(
     State(api): State<Arc<ReadApi>>,
     Extension(viewer): Extension<Viewer>,
@@ -349,23 +329,15 @@ async fn follow_changes(
     };
     // Browsers send the header `Last-Event-ID` by themselves when they connect again.
     let last = headers.get("last-event-id").and_then(|id| id.to_str().ok());
-    let since = last
-        .or_else(|| parameter(query.as_deref(), "since"))
-        .unwrap_or_default();
-    changes::stream(api, viewer, since.to_owned(), permit)
+    let since = last.or_else(|| parameter(query.as_deref(), "since"));
+    changes::stream(api, viewer, since.unwrap_or_default().to_owned(), permit)
 }
 
-/// Answers with the history of the cluster's totals.
 async fn history(State(api): State<Arc<ReadApi>>) -> Response {
-    let history = api
-        .history
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .history();
-    respond(&history)
+    let history = api.history.lock().unwrap_or_else(PoisonError::into_inner);
+    respond(&history.history())
 }
 
-/// Answers with the findings of this replica about itself and about the nodes.
 async fn doctor(State(api): State<Arc<ReadApi>>, Extension(viewer): Extension<Viewer>) -> Response {
     let snapshot = api.snapshot().await;
     let replica = api.replica();
@@ -380,7 +352,6 @@ async fn doctor(State(api): State<Arc<ReadApi>>, Extension(viewer): Extension<Vi
     })
 }
 
-/// Answers with the node of a pod; for a pod that has no node yet, with the verdicts of nodes on the pod.
 async fn explain_pod(
     State(api): State<Arc<ReadApi>>,
     Extension(viewer): Extension<Viewer>,
@@ -395,30 +366,28 @@ async fn explain_pod(
     let all = parameter(query.as_deref(), "all") == Some("true");
     let index = api.index().clone();
     let pod = format!("{namespace}/{name}");
-    let caller = viewer.caller.clone();
+    let names = viewer.names;
     let evaluate = move || {
         explain_to(&index, &namespace, &name, all, |namespace| {
-            viewer.names.include(namespace)
+            names.include(namespace)
         })
     };
-    let Some(mut explanation) = api.computing.compute(&caller, evaluate).await? else {
+    let Some(mut explanation) = api.computing.compute(&viewer.caller, evaluate).await? else {
         let text = format!("there is no pod {pod:?} that asks for devices");
         return Err(refusal(StatusCode::NOT_FOUND, &text));
     };
     // Only the leader makes room, so that other replicas have no answer.
     if explanation.node.is_none() {
-        explanation
-            .summary
-            .extend(answer_about(&api.extender, &explanation.uid));
+        let answer = answer_about(&api.extender, &explanation.uid);
+        explanation.summary.extend(answer);
     }
     Ok(respond(&explanation))
 }
 
-/// Answers how many equal pods of the kind in the request fit now, and on which nodes.
 async fn fit_pods(
     State(api): State<Arc<ReadApi>>,
     Extension(viewer): Extension<Viewer>,
-    request: Request<Body>,
+    request: Request,
 ) -> Result<Response, Response> {
     let request: FitRequest = read_json("fit", request).await?;
     let index = api.index().clone();
@@ -429,11 +398,10 @@ async fn fit_pods(
     }
 }
 
-/// Answers with the moves by which GPUs become empty, or free memory comes together.
 async fn plan_moves(
     State(api): State<Arc<ReadApi>>,
     Extension(viewer): Extension<Viewer>,
-    request: Request<Body>,
+    request: Request,
 ) -> Result<Response, Response> {
     let request: PlanRequest = read_json("plan", request).await?;
     // Refused at once: a plan that waits would be of a state that its reader did not ask about.
@@ -468,14 +436,13 @@ async fn plan_moves(
 }
 
 /// Reads the JSON of a request; `what` is the request's name in a refusal.
-async fn read_json<T: DeserializeOwned>(what: &str, request: Request<Body>) -> Result<T, Response> {
+async fn read_json<T: DeserializeOwned>(what: &str, request: Request) -> Result<T, Response> {
     let refuse = |text: String| refusal(StatusCode::BAD_REQUEST, &text);
     let body = Limited::new(request.into_body(), MAX_BODY).collect().await;
     let body = body.map_err(|error| refuse(format!("the request's body: {error}")))?;
     serde_json::from_slice(&body.to_bytes()).map_err(|error| refuse(format!("{what} request: {error}")))
 }
 
-/// The response that refuses a request with this text.
 fn refusal(status: StatusCode, text: &impl fmt::Display) -> Response {
     (status, format!("{text}\n")).into_response()
 }
@@ -509,7 +476,6 @@ fn respond(answer: &impl Serialize) -> Response {
     ([(header::CONTENT_TYPE, JSON)], json(answer)).into_response()
 }
 
-/// The time since the beginning of 1970 (unix time).
 pub(crate) fn unix_time() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }

@@ -14,13 +14,12 @@ use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use serde::de::DeserializeOwned;
 use tracing::info;
 
-/// The longest pause between two attempts to watch. Few processes watch, so it may be short: after an outage, each kind takes two
-/// attempts, a watch, whose resource version has become too old, and then a list.
+/// The longest pause between two attempts to watch. After an outage each kind takes two: a watch whose resource version has
+/// become too old, and then a list.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
-/// State behind a lock that is held for moments only and never while waiting for anything else. A writer that waits is next, even
-/// if other threads lock it to read again and again, as long searches do: with the lock of the standard library, the writer may
-/// wait until they end.
+/// State behind a lock that is held for moments only. A writer that waits is next, which the lock of the standard library does
+/// not promise while other threads read again and again, as long searches do.
 #[derive(Debug)]
 pub struct Shared<I>(Arc<RwLock<I>>);
 

@@ -272,7 +272,7 @@ async fn e14_nodes_and_pods_are_deleted_in_any_order() {
 /// Here only the demand for a certificate is tested.
 #[tokio::test]
 async fn e15_bind_needs_a_client_certificate() {
-    let mut serving = scheduler::offline::serving();
+    let mut serving = scheduler::config::Serving::default();
     let none = std::path::PathBuf::new;
     serving.tls = Some(scheduler::config::TlsFiles {
         cert: none(),

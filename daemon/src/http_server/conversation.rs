@@ -10,11 +10,9 @@ use axum::body::{Body, Bytes, HttpBody};
 use hyper::body::{Frame, SizeHint};
 use tokio::time::{Instant, sleep_until};
 
-/// Time for which a client may keep an idle connection: longer than the 90 s of Go's HTTP client, which does not repeat a POST on
-/// a connection that was just closed.
+/// Time for which a client may keep an idle connection: longer than Go's 90 s, as Go repeats no POST on a closed connection.
 pub(super) const KEEP_ALIVE: Duration = Duration::from_secs(120);
 
-/// The stage of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     /// The client has connected, and its TLS handshake is not complete.
@@ -33,7 +31,6 @@ pub(super) struct Conversation {
     stage: Arc<Mutex<Stage>>,
     /// Longest time of a handshake, and of a head: from its first byte, or for the first request from the moment it may be sent.
     limit: Duration,
-    /// The address of the client.
     pub(super) address: IpAddr,
 }
 
@@ -58,7 +55,6 @@ impl Conversation {
         }
     }
 
-    /// Notes that the TLS handshake is complete.
     pub(super) fn note_handshake(&self) {
         *self.stage() = Stage::Head {
             until: Instant::now() + self.limit,
@@ -76,7 +72,6 @@ impl Conversation {
         }
     }
 
-    /// Notes that the head of a request is complete.
     pub(super) fn answering(&self) -> Answering {
         let mut stage = self.stage();
         let n = match *stage {
@@ -105,7 +100,6 @@ impl Conversation {
         }
     }
 
-    /// Returns true before the TLS handshake is complete.
     pub(super) fn is_in_handshake(&self) -> bool {
         matches!(*self.stage(), Stage::Handshake { .. })
     }

@@ -58,14 +58,11 @@ impl<S> HeadLimit<S> {
             self.stalled = None;
             return written;
         }
-        let stalled = self
-            .stalled
-            .get_or_insert_with(|| Box::pin(sleep_until(Instant::now() + STALL)));
+        let until = Instant::now() + STALL;
+        let stalled = self.stalled.get_or_insert_with(|| Box::pin(sleep_until(until)));
         let text = "the client reads nothing of its answer";
-        stalled
-            .as_mut()
-            .poll(cx)
-            .map(|()| Err(io::Error::new(io::ErrorKind::TimedOut, text)))
+        let is_over = stalled.as_mut().poll(cx);
+        is_over.map(|()| Err(io::Error::new(io::ErrorKind::TimedOut, text)))
     }
 }
 

@@ -25,10 +25,8 @@ const SHARED_ADDRESSES: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::
 static REFUSED: LogLimit = LogLimit::new();
 static ENDED: LogLimit = LogLimit::new();
 
-/// The places of one listener.
 #[derive(Clone, Debug)]
 pub(super) struct Places {
-    /// The number of places.
     most: usize,
     taken: Arc<Mutex<Taken>>,
 }
@@ -40,21 +38,18 @@ struct Taken {
     open: BTreeMap<u64, OpenConnection>,
 }
 
-/// A connection that has a place.
 #[derive(Debug)]
 struct OpenConnection {
     conversation: Conversation,
     task: AbortHandle,
 }
 
-/// Frees the place of a connection when dropped.
 struct PlaceGuard {
     places: Places,
     number: u64,
 }
 
 impl Places {
-    /// Free places for this many connections.
     pub(super) fn new(most: usize) -> Self {
         Self {
             most,
@@ -81,12 +76,9 @@ impl Places {
                 return;
             }
         };
-        let number = taken.next_number;
+        let (number, places) = (taken.next_number, self.clone());
         taken.next_number += 1;
-        let place = PlaceGuard {
-            places: self.clone(),
-            number,
-        };
+        let place = PlaceGuard { places, number };
         let task = tokio::spawn(named("connection", async move {
             let _place = place;
             serving.await;
@@ -109,7 +101,6 @@ impl Places {
     }
 }
 
-/// The answer to a client that connects.
 #[derive(Debug, PartialEq, Eq)]
 enum Accept {
     /// A place is free.
@@ -149,8 +140,7 @@ impl Taken {
         ended.map_or(Accept::Refuse, Accept::InsteadOf)
     }
 
-    /// The oldest connection of the address with the most connections; `None` if that address would then have fewer than the one
-    /// of the new client, which has `of_address` before.
+    /// The oldest connection of the largest address, if that keeps as many as the new client, which has `of_address` before.
     fn oldest_of_largest(&self, by_address: &BTreeMap<IpAddr, usize>, of_address: usize) -> Option<u64> {
         let (largest, n) = by_address.iter().max_by_key(|(_, n)| **n)?;
         let mut open = self.open.iter();
@@ -158,8 +148,7 @@ impl Taken {
         oldest.map(|(number, _)| *number).filter(|_| *n >= of_address + 2)
     }
 
-    /// Of the connections that `may_end` accepts and that have no request in work, the one that has been quiet longest of the
-    /// address with the most connections.
+    /// The quietest connection of the largest address, of those that `may_end` accepts and that have no request in work.
     fn quietest(
         &self,
         by_address: &BTreeMap<IpAddr, usize>,

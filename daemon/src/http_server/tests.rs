@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::conversation::Conversation;
-use super::{ConnectionClient, ConnectionSettings, HttpServer};
+use super::{ConnectionSettings, HttpServer, marks};
 
 const REQUEST: &str = "GET / HTTP/1.1\r\nhost: x\r\n\r\n";
 /// A request that is answered after 30 s.
@@ -42,7 +42,7 @@ fn connect() -> DuplexStream {
         connection
             .serve_http1(
                 server,
-                ConnectionClient::new(([127, 0, 0, 1], 1).into(), None),
+                marks(([127, 0, 0, 1], 1).into(), None),
                 Conversation::new([127, 0, 0, 1].into(), Duration::from_secs(10), false),
                 graceful.watcher(),
             )

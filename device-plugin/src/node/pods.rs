@@ -148,11 +148,7 @@ impl NodePod {
         let labels = pod.metadata.labels.clone().unwrap_or_default();
         let annotations = pod.metadata.annotations.clone().unwrap_or_default();
         let mut constraints = BTreeMap::new();
-        for key in HINTS
-            .map(|hint| hint.key)
-            .into_iter()
-            .chain([ENFORCEMENT, GROUP_DOMAIN])
-        {
+        for key in HINTS.into_iter().chain([ENFORCEMENT, GROUP_DOMAIN]) {
             constraints.extend(annotations.get(key).map(|value| (key, value.clone())));
         }
         Some(Self {

@@ -78,7 +78,7 @@ pub struct RecordSwaps {
     /// The end of [`REST`], after the API server did not answer.
     rest_until: Option<Instant>,
     /// Ends [`REST`] when the API server answers another request of the plugin.
-    regained: watch::Receiver<()>,
+    regained: watch::Receiver<bool>,
     metrics: Metrics,
 }
 

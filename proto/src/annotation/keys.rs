@@ -21,11 +21,12 @@ pub(crate) enum UnknownKeys {
 
 /// Reads a JSON value; ignores keys for which its types have no field.
 pub(crate) fn read_value<T: DeserializeOwned>(value: Value) -> Result<T, Error> {
-    T::deserialize(Keyed {
-        value,
-        path: String::new(),
-        unknown: UnknownKeys::Skip,
-    })
+    read(value, UnknownKeys::Skip)
+}
+
+fn read<T: DeserializeOwned>(value: Value, unknown: UnknownKeys) -> Result<T, Error> {
+    let path = String::new();
+    T::deserialize(Keyed { value, path, unknown })
 }
 
 /// The field of a JSON object by its name, in any case.
@@ -35,18 +36,15 @@ pub(crate) fn field<'a>(object: &'a Value, name: &str) -> Option<&'a Value> {
     Some(value)
 }
 
-/// Parses a text that must be a JSON object.
 pub(crate) fn parse_object<T: DeserializeOwned>(text: &str, unknown: UnknownKeys) -> Result<T, String> {
     let value: Value = serde_json::from_str(text).map_err(|error| error.to_string())?;
     if !value.is_object() {
         return Err("not a JSON object".to_owned());
     }
-    let path = String::new();
-    let keyed = Keyed { value, path, unknown };
-    T::deserialize(keyed).map_err(|error| error.to_string())
+    read(value, unknown).map_err(|error| error.to_string())
 }
 
-/// A deserializer of a JSON value, whose objects' keys become the field names of their types.
+/// A JSON value, whose objects' keys become the field names of their types.
 struct Keyed {
     value: Value,
     /// The keys that lead to the value, each with a dot behind it; empty for the whole annotation.
@@ -55,7 +53,6 @@ struct Keyed {
 }
 
 impl Keyed {
-    /// The value under a key of this object.
     fn child(&self, key: &str, value: Value) -> Self {
         Self {
             value,
@@ -64,7 +61,6 @@ impl Keyed {
         }
     }
 
-    /// The error about the value at this path.
     fn error(path: &str, error: Error) -> Error {
         match path.trim_end_matches('.') {
             "" => error,
@@ -88,7 +84,6 @@ impl Keyed {
         Ok(fields)
     }
 
-    /// The error text for a key that is none of these names of fields.
     fn unknown_key(&self, key: &str, names: &[&str]) -> String {
         let path = &self.path;
         let shown = excerpt(&format!("{path}{key}"));
@@ -194,8 +189,7 @@ pub(crate) fn nearest<'a>(key: &str, names: &[&'a str]) -> Option<&'a str> {
     (distance <= name.len() / 3).then_some(name)
 }
 
-/// The Levenshtein distance: the least number of letters to insert, remove or replace that turns one text into the other, without
-/// regard to case.
+/// The Levenshtein distance of two texts, without regard to case.
 fn edits(one: &str, other: &str) -> usize {
     let other = other.to_ascii_lowercase();
     // The distances of the letters of `one` so far from every beginning of `other`.

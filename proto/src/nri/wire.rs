@@ -13,8 +13,7 @@ pub const MAX_PAYLOAD: usize = 4 << 20;
 /// Longest data of a frame that is read, in bytes: the other side may write a whole message, but no more, in one frame.
 pub const MAX_FRAME: usize = MAX_PAYLOAD + MESSAGE_HEADER;
 
-/// Longest data of a frame that is written, in bytes. containerd reads a frame into a buffer of this size, and closes the socket
-/// on a longer one.
+/// Longest data of a frame that is written, in bytes: containerd closes the socket on one that is longer than its buffer.
 const MAX_WRITTEN_FRAME: usize = 4096;
 
 const FRAME_HEADER: usize = 8;
@@ -30,7 +29,6 @@ pub enum ConnectionId {
 }
 
 impl ConnectionId {
-    /// The number of the connection in the header of a frame.
     fn number(self) -> u32 {
         match self {
             Self::Plugin => 1,
@@ -38,7 +36,6 @@ impl ConnectionId {
         }
     }
 
-    /// The connection with this number; `None` if NRI has no such connection.
     fn from_number(number: u32) -> Option<Self> {
         match number {
             1 => Some(Self::Plugin),
@@ -60,7 +57,6 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// The number of the kind in the header of a message.
     fn number(self) -> u8 {
         match self {
             Self::Request => 1,
@@ -106,9 +102,6 @@ pub enum WireError {
 
 impl Message {
     /// The bytes of the message in its frames.
-    ///
-    /// # Errors
-    /// The payload is longer than [`MAX_PAYLOAD`].
     pub fn encode(&self) -> Result<Vec<u8>, WireError> {
         // Checked here, because the other side closes the socket on a longer message.
         let too_long = WireError::LongMessage(self.payload.len());
@@ -123,8 +116,8 @@ impl Message {
         message.extend([self.kind.number(), 0]);
         message.extend(&self.payload);
         // The chunks are as small as containerd's buffer, whatever this side would accept.
-        let mut framed =
-            Vec::with_capacity(message.len() + FRAME_HEADER * (message.len() / MAX_WRITTEN_FRAME + 1));
+        let n_headers = message.len() / MAX_WRITTEN_FRAME + 1;
+        let mut framed = Vec::with_capacity(message.len() + FRAME_HEADER * n_headers);
         for data in message.chunks(MAX_WRITTEN_FRAME) {
             framed.extend(self.connection.number().to_be_bytes());
             framed.extend(u32::try_from(data.len()).map_err(|_| too_long)?.to_be_bytes());
@@ -134,9 +127,7 @@ impl Message {
     }
 }
 
-/// Decodes messages from bytes that arrive in pieces of any size.
-///
-/// Buffers no more than the bytes it has read of one message per connection, whatever lengths the headers claim.
+/// Decodes messages from bytes that arrive in pieces. Buffers only what has arrived, whatever lengths the headers claim.
 #[derive(Debug, Default)]
 pub struct Decoder {
     /// The part of the next frame's header that has arrived.
@@ -147,7 +138,6 @@ pub struct Decoder {
     partial: BTreeMap<ConnectionId, Partial>,
 }
 
-/// The part of a message that has arrived.
 #[derive(Debug, Default)]
 struct Partial {
     header: Vec<u8>,
@@ -155,10 +145,7 @@ struct Partial {
 }
 
 impl Decoder {
-    /// Reads more bytes; returns the messages that they complete.
-    ///
-    /// # Errors
-    /// A header has a length that is too large. The decoder cannot read any further bytes.
+    /// Reads more bytes; returns the messages that they complete. After an error it cannot read any further bytes.
     pub fn feed(&mut self, mut bytes: &[u8]) -> Result<Vec<Message>, WireError> {
         let mut messages = Vec::new();
         while !bytes.is_empty() {
@@ -184,8 +171,8 @@ impl Decoder {
 
     /// Reads the header of a frame as far as it has arrived; begins the frame if the header is complete.
     fn begin_frame(&mut self, bytes: &mut &[u8]) -> Result<(), WireError> {
-        self.header
-            .extend(split_front(bytes, FRAME_HEADER - self.header.len()));
+        let missing = FRAME_HEADER - self.header.len();
+        self.header.extend(split_front(bytes, missing));
         let (Some(number), Some(length)) = (number_at(&self.header, 0), number_at(&self.header, 4)) else {
             return Ok(());
         };
@@ -202,18 +189,15 @@ impl Decoder {
 impl Partial {
     /// Takes the bytes of this message off the front of `data`; returns the message if they complete it.
     fn feed(&mut self, connection: ConnectionId, data: &mut &[u8]) -> Result<Option<Message>, WireError> {
-        self.header
-            .extend(split_front(data, MESSAGE_HEADER - self.header.len()));
-        let (Some(length), Some(call), Some(kind)) = (
+        let missing = MESSAGE_HEADER - self.header.len();
+        self.header.extend(split_front(data, missing));
+        let (Some(length), Some(call), Some([kind, _flags])) = (
             number_at(&self.header, 0),
             number_at(&self.header, 4),
-            self.header.get(8),
+            self.header.get(8..MESSAGE_HEADER),
         ) else {
             return Ok(None);
         };
-        if self.header.len() < MESSAGE_HEADER {
-            return Ok(None);
-        }
         // Refused before any payload is buffered.
         let length = usize::try_from(length).unwrap_or(usize::MAX);
         if length > MAX_PAYLOAD {
@@ -243,7 +227,6 @@ fn split_front<'a>(bytes: &mut &'a [u8], most: usize) -> &'a [u8] {
     taken
 }
 
-/// The 32-bit number at this offset; `None` if it is not complete.
 fn number_at(bytes: &[u8], at: usize) -> Option<u32> {
     let four: [u8; 4] = bytes.get(at..at + 4)?.try_into().ok()?;
     Some(u32::from_be_bytes(four))

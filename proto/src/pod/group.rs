@@ -40,34 +40,31 @@ pub struct GroupRef<'a> {
     pub name: &'a str,
 }
 
-impl<'a> GroupRef<'a> {
-    /// The group of a pod. Of several marks the first counts, in the order of [`GroupKind`]; Koordinator reads labels before its
-    /// annotation too.
-    pub(super) fn of(pod: &'a Pod) -> Option<Self> {
+impl Pod {
+    /// The group that the pod is a member of. Of several marks the first counts, in the order of [`GroupKind`].
+    pub fn group(&self) -> Option<GroupRef<'_>> {
         // Each of the three mechanisms takes an empty name for none.
         let written = |name: &&str| !name.is_empty();
-        let labels = pod.metadata.labels.as_ref();
+        let labels = self.metadata.labels.as_ref();
         let label = |key: &&str| labels?.get(*key).map(String::as_str).filter(written);
-        let marks = [
-            (GroupKind::Native, pod.pod_group().filter(written)),
-            (
-                GroupKind::Coscheduling,
-                COSCHEDULING_LABELS.iter().find_map(label),
-            ),
-            (
-                GroupKind::Koordinator,
-                pod.annotation(KOORDINATOR_NAME).filter(written),
-            ),
-        ];
-        let (kind, name) = marks.into_iter().find_map(|(kind, name)| Some((kind, name?)))?;
-        let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
-        Some(Self {
+        let (kind, name) = if let Some(name) = self.pod_group().filter(written) {
+            (GroupKind::Native, name)
+        } else if let Some(name) = COSCHEDULING_LABELS.iter().find_map(label) {
+            (GroupKind::Coscheduling, name)
+        } else {
+            let name = self.annotation(KOORDINATOR_NAME).filter(written)?;
+            (GroupKind::Koordinator, name)
+        };
+        let namespace = self.metadata.namespace.as_deref().unwrap_or_default();
+        Some(GroupRef {
             kind,
             namespace,
             name,
         })
     }
+}
 
+impl GroupRef<'_> {
     /// `namespace/name`.
     pub fn key(&self) -> Box<str> {
         format!("{}/{}", self.namespace, self.name).into()

@@ -61,9 +61,8 @@ impl NodeSelector {
     /// The keys of the labels on which the terms have requirements.
     pub fn label_keys(&self) -> impl Iterator<Item = &str> {
         let terms = self.node_selector_terms.iter();
-        terms
-            .flat_map(|term| &term.match_expressions)
-            .map(|requirement| requirement.key.as_str())
+        let requirements = terms.flat_map(|term| &term.match_expressions);
+        requirements.map(|requirement| requirement.key.as_str())
     }
 
     /// The effect of the terms about `metadata.name` on a node of this name.
@@ -99,9 +98,8 @@ impl NodeSelector {
 
     /// Returns true if a node of this name matches; `label` looks up the value of one of its labels.
     pub fn matches<'a>(&self, name: &'a str, label: impl Fn(&str) -> Option<&'a str>) -> bool {
-        self.node_selector_terms
-            .iter()
-            .any(|term| term.matches(name, &label))
+        let mut terms = self.node_selector_terms.iter();
+        terms.any(|term| term.matches(name, &label))
     }
 }
 
@@ -122,7 +120,6 @@ impl NodeSelectorTerm {
         common
     }
 
-    /// Returns true if the term is not empty and a node meets all its requirements.
     fn matches<'a>(&self, name: &'a str, label: impl Fn(&str) -> Option<&'a str>) -> bool {
         if self.match_expressions.is_empty() && self.match_fields.is_empty() {
             return false;
@@ -135,7 +132,6 @@ impl NodeSelectorTerm {
 }
 
 impl fmt::Display for NodeSelectorRequirement {
-    /// Writes the requirement as `zone In a, b`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.key, self.operator)?;
         if self.values.is_empty() {
@@ -146,7 +142,6 @@ impl fmt::Display for NodeSelectorRequirement {
 }
 
 impl NodeSelectorRequirement {
-    /// Returns true if a label or field with this value, or none, meets the requirement.
     fn is_met_by(&self, value: Option<&str>) -> bool {
         match (self.operator.as_str(), value) {
             ("In", Some(value)) => self.values.iter().any(|wanted| wanted == value),

@@ -136,17 +136,6 @@ pub struct PodCondition {
     pub message: String,
 }
 
-impl SpreadConstraint {
-    pub(super) fn is_preference(&self) -> bool {
-        self.when_unsatisfiable == "ScheduleAnyway"
-    }
-
-    pub(super) fn is_required(&self) -> bool {
-        // The field is required, so that the API server stores no other value.
-        self.when_unsatisfiable == "DoNotSchedule"
-    }
-}
-
 impl Taint {
     /// Returns true if the taint only lowers the node's rank.
     pub fn is_prefer_no_schedule(&self) -> bool {
@@ -167,19 +156,14 @@ impl Taint {
 impl Toleration {
     /// Returns true if a pod with this toleration tolerates the taint, by the rules of Kubernetes.
     fn covers(&self, taint: &Taint) -> bool {
-        let same_value = match self.operator.as_str() {
-            "Exists" => true,
-            "" | "Equal" => self.value == taint.value,
+        let is_same = match self.operator.as_str() {
+            // An empty key stands for all keys.
+            "Exists" => self.key.is_empty() || self.key == taint.key,
+            "" | "Equal" => !self.key.is_empty() && self.key == taint.key && self.value == taint.value,
             // Operators of newer Kubernetes versions, such as `Lt` and `Gt`, are not evaluated, and count as no match.
             _ => false,
         };
-        // An empty key stands for all keys, but only with `Exists`.
-        let same_key = if self.key.is_empty() {
-            self.operator == "Exists"
-        } else {
-            self.key == taint.key
-        };
-        same_key && same_value && (self.effect.is_empty() || self.effect == taint.effect)
+        is_same && (self.effect.is_empty() || self.effect == taint.effect)
     }
 }
 
@@ -192,11 +176,11 @@ impl PodCondition {
 }
 
 /// The length of a list, whose entries are skipped.
-fn length<'de, D: Deserializer<'de>>(deserializer: D) -> Result<usize, D::Error> {
+pub(super) fn length<'de, D: Deserializer<'de>>(deserializer: D) -> Result<usize, D::Error> {
     null_as_default(deserializer).map(|entries: Vec<IgnoredAny>| entries.len())
 }
 
 /// Returns true if a field is there and not null, whatever its value.
-fn is_set<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
+pub(super) fn is_set<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
     Option::<IgnoredAny>::deserialize(deserializer).map(|value| value.is_some())
 }

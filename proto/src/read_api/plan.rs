@@ -56,18 +56,15 @@ pub enum PlanGoal {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         nodes: Option<Vec<String>>,
     },
-    /// The largest free block of each node, the most memory that is free on one of its GPUs, grows; the sum over all nodes
-    /// counts.
+    /// The largest free block of each node, memory on one of its GPUs, grows; the sum over all nodes counts.
     Join {},
 }
 
-/// The default of the GPUs of [`PlanGoal::Free`].
 fn one() -> usize {
     1
 }
 
-/// The node affinity of the volumes of pods, by UID: those of a pod have to match a node together. Without any the volumes may be
-/// used on every node.
+/// The node affinity of the volumes of pods, by UID, all of which has to match; without any they may be used on every node.
 pub type PodVolumes = BTreeMap<String, Vec<NodeSelector>>;
 
 /// The limits of a plan.
@@ -101,8 +98,7 @@ pub struct PlanAnswer {
     pub api_version: String,
     /// Equal for equal goals, moves and pods left.
     pub plan_id: String,
-    /// True if the moves reach the goal; otherwise they come nearest to it. Pods that must not move do not keep a node from being
-    /// empty in this sense.
+    /// True if the moves reach the goal, apart from pods that must not move; otherwise they come nearest to it.
     pub reached: bool,
     /// The moves, in the order in which they have to be made.
     pub moves: Vec<PlannedMove>,
@@ -175,7 +171,6 @@ pub struct PlanPrice {
 /// The reason that is shown for a pod whose names are hidden, and that may be evicted within minutes ([`LeftPod::temporary`]).
 const HIDDEN_REASON: &str = "it may not be evicted now";
 
-/// Namespace and name of a pod, or its UID if the names are hidden.
 pub(super) fn display_name(namespace: &str, name: &str, uid: &str) -> String {
     if name.is_empty() {
         uid.to_owned()

@@ -17,54 +17,49 @@ use crate::totals;
 const PATCHED_AMOUNTS: [&str; 4] = [GPU, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_CORE];
 
 /// The amounts that a pod requests, by resource name; a resource that is not requested is absent.
-pub(super) struct RequestedAmounts<'a>(BTreeMap<&'a str, u64>);
+struct RequestedAmounts<'a>(BTreeMap<&'a str, u64>);
 
-impl<'a> RequestedAmounts<'a> {
-    /// Reads the amounts of a pod, summed over its containers as kube-scheduler does. `sees_all` is [`sees_all_devices`].
-    pub(super) fn of_pod(
-        spec: &'a PodSpec,
-        names: &'a ResourceNames,
-        sees_all: bool,
-    ) -> Result<Self, RequestError> {
-        totals::peak(spec, |container| amounts_of(container, names, sees_all)).map(Self)
+/// The request of a pod, by the rules for each container and for the pod as a whole. `sees_all` is [`sees_all_devices`].
+pub(super) fn request(
+    spec: &PodSpec,
+    names: &ResourceNames,
+    sees_all: bool,
+) -> Result<PodRequest, RequestError> {
+    let amounts = totals::peak(spec, |container| amounts_of(container, names, sees_all))?;
+    let amounts = RequestedAmounts(amounts);
+    for name in [RDMA, FPGA] {
+        refuse_uneven_percent(name, amounts.of(name))?;
     }
+    let gpus = if sees_all {
+        amounts.all_gpus(names)?
+    } else {
+        amounts.gpus(names)?
+    };
+    let mut others = Vec::new();
+    for (name, amount) in amounts.0 {
+        if !is_gpu_resource(name, names) {
+            others.push((name.to_owned(), amount));
+        }
+    }
+    Ok(PodRequest { gpus, others })
+}
 
+impl RequestedAmounts<'_> {
     /// The amount of a resource; 0 if it is not requested.
     fn of(&self, resource: &str) -> u64 {
         self.0.get(resource).copied().unwrap_or(0)
     }
 
-    /// The request of the pod with these amounts, by the rules for a pod as a whole.
-    pub(super) fn request(self, names: &ResourceNames, sees_all: bool) -> Result<PodRequest, RequestError> {
-        for name in [RDMA, FPGA] {
-            refuse_uneven_percent(name, self.of(name))?;
-        }
-        let gpus = if sees_all {
-            self.all_gpus(names)?
-        } else {
-            self.gpus(names)?
-        };
-        let mut others = Vec::new();
-        for (name, amount) in self.0 {
-            if !is_gpu_resource(name, names) {
-                others.push((name.to_owned(), amount));
-            }
-        }
-        Ok(PodRequest { gpus, others })
-    }
-
     /// The request of a pod with the annotation [`ALL_DEVICES`], which excludes amounts; `None` without `gpu.shared`.
     fn all_gpus(&self, names: &ResourceNames) -> Result<Option<GpuRequest>, RequestError> {
         let amounts = [&names.memory, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_CORE, GPU];
-        if let Some(name) = amounts
-            .into_iter()
-            .chain(VENDOR_GPUS)
-            .find(|name| self.of(name) > 0)
-        {
-            return Err(pod_rule(format!(
-                "annotation {ALL_DEVICES} excludes amounts, but the pod asks for {name} ({})",
-                self.of(name)
-            )));
+        for name in amounts.into_iter().chain(VENDOR_GPUS) {
+            let amount = self.of(name);
+            if amount > 0 {
+                return Err(pod_rule(&format!(
+                    "annotation {ALL_DEVICES} excludes amounts, but the pod asks for {name} ({amount})"
+                )));
+            }
         }
         let shared = self.of(GPU_SHARED);
         let devices = devices(GPU_SHARED, shared)?;
@@ -110,7 +105,7 @@ impl<'a> RequestedAmounts<'a> {
             (bytes, 0) => Memory::Bytes(bytes),
             (0, ratio) => Memory::Ratio(ratio),
             (bytes, ratio) => {
-                return Err(pod_rule(format!(
+                return Err(pod_rule(&format!(
                     "{GPU_MEMORY} ({bytes}) and {GPU_MEMORY_RATIO} ({ratio}) exclude each other, also in different containers"
                 )));
             }
@@ -129,16 +124,11 @@ impl<'a> RequestedAmounts<'a> {
     }
 }
 
-/// The number of GPUs that the percentages of a pod without `gpu.shared` stand for. `memory_and_core` is the amount of
-/// `koordinator.sh/gpu`, which is a part of the other two.
+/// The number of GPUs that percentages without `gpu.shared` stand for. Those of `koordinator.sh/gpu` are in all three.
 fn devices_of_percent(memory_and_core: u64, ratio: u64, core: u64) -> Result<u32, RequestError> {
-    for (name, percent) in [
-        (GPU, memory_and_core),
-        (GPU_MEMORY_RATIO, ratio),
-        (GPU_CORE, core),
-    ] {
-        refuse_uneven_percent(name, percent)?;
-    }
+    refuse_uneven_percent(GPU, memory_and_core)?;
+    refuse_uneven_percent(GPU_MEMORY_RATIO, ratio)?;
+    refuse_uneven_percent(GPU_CORE, core)?;
     // The memory ratio decides, as in Koordinator. Without one the core decides: Koordinator asks one GPU for all of it, and
     // cannot place 200 percent.
     let (name, percent) = match (memory_and_core, ratio) {
@@ -146,20 +136,20 @@ fn devices_of_percent(memory_and_core: u64, ratio: u64, core: u64) -> Result<u32
         (0, ratio) => (GPU_MEMORY_RATIO, ratio),
         (_, ratio) => (GPU, ratio),
     };
-    let most = MAX_DEVICES * WHOLE_PERCENT;
-    let n = u32::try_from((percent / WHOLE_PERCENT).max(1))
-        .ok()
-        .filter(|_| percent <= most);
-    n.ok_or_else(|| pod_rule(format!("{name} ({percent}) is more than {MAX_DEVICES} devices")))
+    match u32::try_from((percent / WHOLE_PERCENT).max(1)) {
+        Ok(n) if percent <= MAX_DEVICES * WHOLE_PERCENT => Ok(n),
+        _ => Err(pod_rule(&format!(
+            "{name} ({percent}) is more than {MAX_DEVICES} devices"
+        ))),
+    }
 }
 
-/// The number of devices as 32 bits.
-///
-/// # Errors
-/// The number is larger than [`MAX_DEVICES`].
+/// A number of devices, up to [`MAX_DEVICES`], as 32 bits.
 fn devices(name: &str, n: u64) -> Result<u32, RequestError> {
-    let devices = u32::try_from(n).ok().filter(|_| n <= MAX_DEVICES);
-    devices.ok_or_else(|| pod_rule(format!("{name} ({n}) is more than {MAX_DEVICES}")))
+    match u32::try_from(n) {
+        Ok(devices) if n <= MAX_DEVICES => Ok(devices),
+        _ => Err(pod_rule(&format!("{name} ({n}) is more than {MAX_DEVICES}"))),
+    }
 }
 
 /// The number of GPUs of a pod with `gpu.shared`, over which the percentages have to divide evenly.
@@ -168,12 +158,12 @@ fn devices_of_shares(shared: u64, ratio: u64, core: u64) -> Result<u32, RequestE
     for (name, value) in [(GPU_CORE, core), (GPU_MEMORY_RATIO, ratio)] {
         // The proposal divides each amount by the number of GPUs, and kubelet knows whole numbers alone.
         if !value.is_multiple_of(shared) {
-            return Err(pod_rule(format!(
+            return Err(pod_rule(&format!(
                 "{name} ({value}) does not divide evenly over {GPU_SHARED} ({devices})"
             )));
         }
         if value / shared > WHOLE_PERCENT {
-            return Err(pod_rule(format!(
+            return Err(pod_rule(&format!(
                 "{name} ({value}) over {GPU_SHARED} ({devices}) is more than 100 per device"
             )));
         }
@@ -186,15 +176,12 @@ fn refuse_uneven_percent(name: &str, percent: u64) -> Result<(), RequestError> {
     if percent <= WHOLE_PERCENT || percent.is_multiple_of(WHOLE_PERCENT) {
         return Ok(());
     }
-    Err(pod_rule(format!(
+    Err(pod_rule(&format!(
         "{name} ({percent}) is more than one device, so it must be a multiple of 100"
     )))
 }
 
-/// The amounts that a container requests, by resource name.
-///
-/// # Errors
-/// The first amount that cannot be read, or rule that the container breaks; the amounts of GPUs come first.
+/// The amounts that a container requests, by resource name. Of several faults the first counts; amounts of GPUs come first.
 fn amounts_of<'a>(
     container: &'a Container,
     names: &'a ResourceNames,
@@ -206,11 +193,8 @@ fn amounts_of<'a>(
             amounts.insert(name, amount);
         }
     }
-    refuse_mixed_amounts(
-        container,
-        gpu_amounts(names).map(|name| amounts.get(name)),
-        sees_all,
-    )?;
+    let of_gpus = gpu_amounts(names).map(|name| amounts.get(name));
+    refuse_mixed_amounts(container, of_gpus, sees_all)?;
     for (name, _) in container.quantities() {
         if !is_extended(name) || is_gpu_resource(name, names) {
             continue;
@@ -244,7 +228,10 @@ fn refuse_mixed_amounts(
     [memory_and_core, bytes, ratio, core, shared, units]: [Option<&u64>; 6],
     sees_all: bool,
 ) -> Result<(), RequestError> {
-    let rule = |rule: String| Err(container_rule(container, rule));
+    let rule = |rule: String| {
+        let name = &container.name;
+        Err(RequestError::Resources(format!("container {name:?}: {rule}")))
+    };
     // `gpu` is short for core and ratio ("Enhance the GPU Share API"), so another amount beside it would count twice.
     if let (Some(memory_and_core), Some(_)) = (memory_and_core, bytes.or(ratio).or(core)) {
         return rule(format!(
@@ -265,16 +252,13 @@ fn refuse_mixed_amounts(
     ];
     for (name, amount, is_complete) in needs_memory {
         if let (Some(amount), false) = (amount, is_complete) {
-            let or_else = if name == GPU_SHARED {
-                format!(
+            let mut text = format!("{name} ({amount}) needs {GPU_MEMORY} or {GPU_MEMORY_RATIO} beside it");
+            if name == GPU_SHARED {
+                text += &format!(
                     ", or the annotation {ALL_DEVICES}: \"true\" to see all GPUs of the node without an amount"
-                )
-            } else {
-                String::new()
-            };
-            return rule(format!(
-                "{name} ({amount}) needs {GPU_MEMORY} or {GPU_MEMORY_RATIO} beside it{or_else}"
-            ));
+                );
+            }
+            return rule(text);
         }
     }
     Ok(())
@@ -285,10 +269,11 @@ pub(super) fn amount(container: &Container, resource: &str) -> Result<Option<u64
     let Some(text) = container.quantity(resource) else {
         return Ok(None);
     };
-    let fail = |value: &str| RequestError::Quantity {
-        container: container.name.clone(),
-        resource: resource.to_owned(),
-        value: excerpt(value),
+    let fail = |value: &str| {
+        let (name, value) = (&container.name, excerpt(value));
+        RequestError::Resources(format!(
+            "container {name:?}: {resource} is {value:?}, which is not a whole number up to {MAX_AMOUNT}"
+        ))
     };
     let quantity = text.quantity().map_err(|text| fail(&text))?;
     match quantity.unsigned() {
@@ -300,91 +285,75 @@ pub(super) fn amount(container: &Container, resource: &str) -> Result<Option<u64
 }
 
 /// The error for a rule that the pod as a whole breaks.
-fn pod_rule(rule: String) -> RequestError {
-    RequestError::Rule {
-        place: "the pod".to_owned(),
-        rule,
-    }
+fn pod_rule(rule: &str) -> RequestError {
+    RequestError::Resources(format!("the pod: {rule}"))
 }
 
-/// The error for a rule that one container breaks.
-fn container_rule(container: &Container, rule: String) -> RequestError {
-    RequestError::Rule {
-        place: format!("container {:?}", container.name),
-        rule,
-    }
-}
-
-/// Refuses pods that use resource names of two dialects: of memory units, of Koordinator, or of one of the vendors.
+/// Refuses pods with resource names of two dialects, or vendors (rule 1 of the webhook in "Enhance the GPU Share API").
 pub(super) fn refuse_mixed_dialects(spec: &PodSpec, names: &ResourceNames) -> Result<(), RequestError> {
     let amount_of = |resource: &str| {
-        let quantity = spec
-            .all_containers()
-            .find_map(|container| nonzero(container, resource))?;
+        let mut containers = spec.all_containers();
+        let quantity = containers.find_map(|container| nonzero(container, resource))?;
         Some(format!("{resource} ({})", shown(quantity)))
     };
     // Koordinator's names belong together, however many of them a pod uses.
     let koordinator = GPU_SHARES.into_iter().find_map(amount_of);
-    let mut present = [amount_of(&names.memory), koordinator]
-        .into_iter()
-        .chain(VENDOR_GPUS.map(amount_of))
-        .flatten();
+    let others = [amount_of(&names.memory), koordinator].into_iter();
+    let mut present = others.chain(VENDOR_GPUS.map(amount_of)).flatten();
     match (present.next(), present.next()) {
-        (Some(one), Some(other)) => Err(RequestError::MixedDialects { one, other }),
+        (Some(one), Some(other)) => Err(RequestError::Resources(format!(
+            "the pod asks for both {one} and {other}; use the resources of one dialect only"
+        ))),
         _ => Ok(()),
     }
 }
 
-/// Refuses deprecated resource names, which the mutating webhook replaces where it can. No device plugin can serve them, so that
-/// the pod would run without devices.
+/// Refuses deprecated resource names: no device plugin serves them, so that the pod would run without devices.
 pub(super) fn refuse_old_names(spec: &PodSpec) -> Result<(), RequestError> {
     for container in spec.all_containers() {
-        if let Some((old, new)) = OLD_NAMES
-            .into_iter()
-            .find(|(old, _)| nonzero(container, old).is_some())
-        {
-            let container = container.name.clone();
-            return Err(RequestError::OldName { container, old, new });
+        let name = &container.name;
+        for (old, new) in OLD_NAMES {
+            if nonzero(container, old).is_some() {
+                return Err(RequestError::Resources(format!(
+                    "container {name:?} asks for {old}, an old name of {new}; write {new} alone"
+                )));
+            }
         }
     }
     Ok(())
 }
 
-/// Refuses containers that request amounts alone: kubelet calls a plugin only for resources that the plugin serves.
+/// Refuses containers that request amounts alone, for which kubelet calls no plugin (rule 4 of the same webhook).
 pub(super) fn refuse_unserved(pod: &Pod, names: &ResourceNames) -> Result<(), RequestError> {
     for container in pod.spec.all_containers() {
-        let asked = PATCHED_AMOUNTS
-            .into_iter()
-            .find_map(|name| Some((name, nonzero(container, name)?)));
         // kubelet calls the plugin for memory units too; `refuse_mixed_dialects` refuses them beside other amounts.
-        let is_served = [GPU_SHARED, &names.memory]
-            .into_iter()
-            .any(|name| container.asks_for(name));
-        if let (Some((resource, value)), false) = (asked, is_served) {
-            let (container, resource) = (container.name.clone(), resource.to_owned());
-            return Err(RequestError::NotServed {
-                container,
-                resource,
-                value: shown(value),
-            });
+        if container.asks_for(GPU_SHARED) || container.asks_for(&names.memory) {
+            continue;
+        }
+        for resource in PATCHED_AMOUNTS {
+            if let Some(value) = nonzero(container, resource) {
+                let (name, value) = (&container.name, shown(value));
+                return Err(RequestError::Resources(format!(
+                    "container {name:?} asks for {resource} ({value}) but not for {GPU_SHARED}, without which kubelet gives it no device: \
+                     add {GPU_SHARED}: 1, or the number of GPUs"
+                )));
+            }
         }
     }
     // For a container without device IDs kubelet calls no plugin, and the container would see the GPUs that its image asks for.
     let mut containers = pod.spec.all_containers();
     if sees_all_devices(pod)? && !containers.any(|container| container.asks_for(GPU_SHARED)) {
-        return Err(pod_rule(format!(
+        return Err(pod_rule(&format!(
             "annotation {ALL_DEVICES} needs {GPU_SHARED} in the container that is to see the devices"
         )));
     }
     Ok(())
 }
 
-/// The quantity of a resource as the manifest has it, unless it is zero.
 fn nonzero<'a>(container: &'a Container, resource: &str) -> Option<&'a QuantityText> {
     container.quantity(resource).filter(|text| !text.is_zero())
 }
 
-/// The beginning of a quantity, for an error.
 fn shown(text: &QuantityText) -> String {
     match text {
         QuantityText::Text(text) => excerpt(text),

@@ -8,9 +8,10 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 
 use super::{PodRequest, RequestError};
+use crate::annotation::AnnotationError;
 use crate::annotation::keys::{UnknownKeys, nearest, parse_object};
 use crate::device::{ENFORCED_BY_DRIVER, ENFORCEMENT, TYPE_GPU};
-use crate::excerpt::{excerpt, quoted};
+use crate::excerpt::excerpt;
 use crate::pod::Pod;
 use crate::quantity::Quantity;
 use crate::topology;
@@ -60,8 +61,7 @@ pub struct Hints {
 pub struct DeviceHint {
     /// `selector`: labels that each device must have.
     pub selector: Option<LabelSelector>,
-    /// `vfSelector`: labels of virtual functions. The pod gets one free function of each device, instead of the device. An empty
-    /// selector takes functions with any labels.
+    /// `vfSelector`: labels of virtual functions, of which the pod gets a free one of each device; an empty selector takes any.
     pub vf_selector: Option<LabelSelector>,
     /// `allocateStrategy`: the conversion of the requested amount to a number of devices.
     pub strategy: Option<AllocateStrategy>,
@@ -71,12 +71,8 @@ pub struct DeviceHint {
     pub scope: Option<TopologyScope>,
 }
 
-/// A label selector; all of its requirements must hold.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct LabelSelector {
-    /// The requirements, on one label each.
-    pub requirements: Vec<LabelRequirement>,
-}
+/// A label selector: requirements on one label each, which must all hold.
+pub type LabelSelector = Vec<LabelRequirement>;
 
 /// A requirement on one label.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -136,8 +132,7 @@ pub enum TopologyScope {
 pub struct JointAllocate {
     /// The device types. The scheduler chooses devices of the first type, and devices of the other types near them.
     pub device_types: Vec<String>,
-    /// True if all devices must share their PCIe switches (`requiredScope: SamePCIe`); else the scheduler prefers the same
-    /// switch, then the same NUMA node.
+    /// True if all devices must share their PCIe switches (`requiredScope: SamePCIe`); else near ones are preferred.
     pub same_pcie: bool,
 }
 
@@ -150,77 +145,51 @@ pub struct PartitionSpec {
     pub ring_bus_bandwidth: Option<u64>,
 }
 
-/// One of the annotations that [`Hints`] has.
-#[derive(Clone, Copy, Debug)]
-pub struct Hint {
-    /// The annotation's key.
-    pub key: &'static str,
-    /// Parses the annotation's value into its field of [`Hints`].
-    parse: fn(&str, UnknownKeys, &mut Hints) -> Result<(), String>,
-}
-
-/// Every annotation that [`Hints`] has.
-// If several annotations have a fault, that of the first in this order is reported.
-pub const HINTS: [Hint; 3] = [
-    Hint {
-        key: ALLOCATE_HINT,
-        parse: |text, unknown, hints| parse_by_type(text, unknown).map(|by_type| hints.by_type = by_type),
-    },
-    Hint {
-        key: JOINT_ALLOCATE,
-        parse: |text, unknown, hints| parse_joint(text, unknown).map(|joint| hints.joint = joint),
-    },
-    Hint {
-        key: PARTITION_SPEC,
-        parse: |text, unknown, hints| {
-            parse_partition(text, unknown).map(|partition| hints.partition = Some(partition))
-        },
-    },
-];
-
-impl Hint {
-    /// Checks the pod's annotation, if the pod has it.
-    ///
-    /// # Errors
-    /// The annotation is longer than 8 KiB, has another form than the proposals demand, or a key or value that they do not know.
-    pub fn check(self, pod: &Pod) -> Result<(), RequestError> {
-        self.read(pod, UnknownKeys::Refuse, &mut Hints::default())
-    }
-
-    /// Reads the pod's annotation into `hints`, which stay as they are if the pod does not have it.
-    fn read(self, pod: &Pod, unknown: UnknownKeys, hints: &mut Hints) -> Result<(), RequestError> {
-        let Some(text) = pod.annotation(self.key) else {
-            return Ok(());
-        };
-        // Before parsing, so that a long text costs no time.
-        if text.len() > MAX_BYTES {
-            return Err(refusal(self.key, text, format!("longer than {MAX_BYTES} bytes")));
-        }
-        (self.parse)(text, unknown, hints).map_err(|rule| refusal(self.key, text, rule))
-    }
-}
+/// The annotations that [`Hints`] has. If several have a fault, that of the first in this order is reported.
+pub const HINTS: [&str; 3] = [ALLOCATE_HINT, JOINT_ALLOCATE, PARTITION_SPEC];
 
 impl Hints {
     /// Reads the annotations of a pod that waits for a node.
-    ///
-    /// # Errors
-    /// The first annotation that [`Hint::check`] refuses.
     pub fn read(pod: &Pod) -> Result<Self, RequestError> {
         let mut hints = Self::default();
-        for hint in HINTS {
-            hint.read(pod, UnknownKeys::Refuse, &mut hints)?;
+        for key in HINTS {
+            hints.add(key, pod, UnknownKeys::Refuse)?;
         }
         Ok(hints)
+    }
+
+    /// Checks one of [`HINTS`], if the pod has it, as [`Self::read`] does.
+    pub fn check(key: &'static str, pod: &Pod) -> Result<(), RequestError> {
+        Self::default().add(key, pod, UnknownKeys::Refuse)
     }
 
     /// Reads the annotations of a pod that has its devices; skips those that cannot be read, and unknown keys.
     pub fn read_placed(pod: &Pod) -> Self {
         let mut hints = Self::default();
-        for hint in HINTS {
+        for key in HINTS {
             // An annotation that cannot be read restricted nothing when the devices were chosen.
-            hint.read(pod, UnknownKeys::Skip, &mut hints).unwrap_or_default();
+            hints.add(key, pod, UnknownKeys::Skip).unwrap_or_default();
         }
         hints
+    }
+
+    fn add(&mut self, key: &'static str, pod: &Pod, unknown: UnknownKeys) -> Result<(), RequestError> {
+        let Some(text) = pod.annotation(key) else {
+            return Ok(());
+        };
+        let parsed = self.parse(key, text, unknown);
+        parsed.map_err(|rule| AnnotationError::of_value(key, text, rule).into())
+    }
+
+    fn parse(&mut self, key: &str, text: &str, unknown: UnknownKeys) -> Result<(), String> {
+        match key {
+            // Before parsing, so that a long text costs no time.
+            _ if text.len() > MAX_BYTES => return Err(format!("longer than {MAX_BYTES} bytes")),
+            ALLOCATE_HINT => self.by_type = parse_by_type(text, unknown)?,
+            JOINT_ALLOCATE => self.joint = parse_joint(text, unknown)?,
+            _ => self.partition = Some(parse_partition(text, unknown)?),
+        }
+        Ok(())
     }
 
     /// Refuses constraints in the annotations that no node can satisfy for this request.
@@ -243,23 +212,17 @@ impl Hints {
             return Ok(());
         };
         let text = pod.annotation(ALLOCATE_HINT).unwrap_or_default();
-        Err(refusal(ALLOCATE_HINT, text, rule))
+        Err(AnnotationError::of_value(ALLOCATE_HINT, text, rule).into())
     }
 }
 
-/// The refusal of a device type in [`ALLOCATE_HINT`] or [`JOINT_ALLOCATE`] (`key`) that no node has devices of, and that is none
-/// of the `known` types.
+/// The refusal of a device type in the annotation `key` that no node has devices of, and that is none of the `known` types.
 pub fn unknown_device_type(key: &'static str, device_type: &str, known: &[&str]) -> RequestError {
     let shown = excerpt(device_type);
     let meant = nearest(device_type, known).map(|name| format!("; did you mean {name:?}?"));
-    RequestError::Rule {
-        place: format!("annotation {key}"),
-        rule: format!(
-            "unknown device type {shown:?}; known are {}{}",
-            known.join(", "),
-            meant.unwrap_or_default()
-        ),
-    }
+    let (known, meant) = (known.join(", "), meant.unwrap_or_default());
+    let rule = format!("unknown device type {shown:?}; known are {known}{meant}");
+    AnnotationError::new(key, rule).into()
 }
 
 /// The enforcement of memory limits that a pod demands on the GPUs that it shares.
@@ -291,23 +254,11 @@ pub(super) fn refuse_unknown_policies(pod: &Pod) -> Result<(), RequestError> {
     ];
     for (key, choice) in known {
         if let Some(value) = pod.annotation(key).filter(|value| !choice.contains(value)) {
-            return Err(refusal(
-                key,
-                value,
-                format!("choose one of {}", choice.join(", ")),
-            ));
+            let rule = format!("choose one of {}", choice.join(", "));
+            return Err(AnnotationError::of_value(key, value, rule).into());
         }
     }
     Ok(())
-}
-
-/// The error for an annotation of a pod, with the beginning of its value and the rule that it breaks.
-pub(super) fn refusal(key: &'static str, text: &str, rule: String) -> RequestError {
-    RequestError::Annotation {
-        key,
-        value: quoted(text),
-        rule,
-    }
 }
 
 /// The JSON of a [`DeviceHint`]. Absent and empty fields mean the same, as Go leaves empty ones out.
@@ -329,7 +280,6 @@ struct SelectorJson {
     match_expressions: Option<Vec<ExpressionJson>>,
 }
 
-/// The JSON of one entry of `matchExpressions`.
 #[derive(Deserialize)]
 #[serde(expecting = "a JSON object")]
 struct ExpressionJson {
@@ -339,7 +289,6 @@ struct ExpressionJson {
     values: Option<Vec<String>>,
 }
 
-/// The JSON of a [`JointAllocate`].
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default, expecting = "a JSON object")]
 struct JointJson {
@@ -347,7 +296,6 @@ struct JointJson {
     required_scope: String,
 }
 
-/// The JSON of a [`PartitionSpec`].
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default, expecting = "a JSON object")]
 struct PartitionJson {
@@ -355,16 +303,13 @@ struct PartitionJson {
     ring_bus_bandwidth: Option<Quantity>,
 }
 
-/// Parses [`ALLOCATE_HINT`].
 fn parse_by_type(text: &str, unknown: UnknownKeys) -> Result<BTreeMap<String, DeviceHint>, String> {
     let by_type: BTreeMap<String, Option<HintJson>> = parse_object(text, unknown)?;
     let mut hints = BTreeMap::new();
     // Any type, known or not: Device objects may list types that this code has no name for.
     for (device_type, json) in by_type {
-        let hint = json
-            .unwrap_or_default()
-            .parse()
-            .map_err(|rule| format!("{device_type}.{rule}"))?;
+        let hint = json.unwrap_or_default().parse();
+        let hint = hint.map_err(|rule| format!("{device_type}.{rule}"))?;
         hints.insert(device_type, hint);
     }
     Ok(hints)
@@ -372,12 +317,9 @@ fn parse_by_type(text: &str, unknown: UnknownKeys) -> Result<BTreeMap<String, De
 
 /// Parses [`JOINT_ALLOCATE`]; `None` if the annotation names no types.
 fn parse_joint(text: &str, unknown: UnknownKeys) -> Result<Option<JointAllocate>, String> {
-    let JointJson {
-        device_types,
-        required_scope,
-    } = parse_object(text, unknown)?;
-    let same_pcie = parse_enum("requiredScope", &required_scope, [("SamePCIe", ())])?.is_some();
-    let device_types = device_types.unwrap_or_default();
+    let json: JointJson = parse_object(text, unknown)?;
+    let same_pcie = parse_enum("requiredScope", &json.required_scope, [("SamePCIe", ())])?.is_some();
+    let device_types = json.device_types.unwrap_or_default();
     // Each type once: the order of the types decides which one leads.
     for (i, device_type) in device_types.iter().enumerate() {
         if device_type.is_empty() {
@@ -394,30 +336,24 @@ fn parse_joint(text: &str, unknown: UnknownKeys) -> Result<Option<JointAllocate>
     }))
 }
 
-/// Parses [`PARTITION_SPEC`].
 fn parse_partition(text: &str, unknown: UnknownKeys) -> Result<PartitionSpec, String> {
-    let PartitionJson {
-        allocate_policy,
-        ring_bus_bandwidth,
-    } = parse_object(text, unknown)?;
-    let restricted = parse_enum(
-        "allocatePolicy",
-        &allocate_policy,
-        [("BestEffort", false), ("Restricted", true)],
-    )?
-    .unwrap_or_default();
-    let bandwidth = |quantity: Quantity| {
-        topology::bandwidth(quantity)
-            .ok_or_else(|| format!("ringBusBandwidth is {quantity}, not a whole number of bytes up to 2^50"))
-    };
-    Ok(PartitionSpec {
-        restricted,
-        ring_bus_bandwidth: ring_bus_bandwidth.map(bandwidth).transpose()?,
-    })
+    let json: PartitionJson = parse_object(text, unknown)?;
+    let policies = [("BestEffort", false), ("Restricted", true)];
+    let restricted = parse_enum("allocatePolicy", &json.allocate_policy, policies)?.unwrap_or_default();
+    let bandwidth = json.ring_bus_bandwidth.and_then(topology::bandwidth);
+    match json.ring_bus_bandwidth {
+        Some(quantity) if bandwidth.is_none() => Err(format!(
+            "ringBusBandwidth is {quantity}, not a whole number of bytes up to 2^50"
+        )),
+        _ => Ok(PartitionSpec {
+            restricted,
+            ring_bus_bandwidth: bandwidth,
+        }),
+    }
 }
 
 impl HintJson {
-    /// The constraints on one device type, or the rule that the JSON breaks, after the name of the field.
+    /// The constraints on one device type; an error names the field, and the rule that it breaks.
     fn parse(self) -> Result<DeviceHint, String> {
         let strategies = [
             ("ApplyForAll", AllocateStrategy::ApplyForAll),
@@ -434,14 +370,8 @@ impl HintJson {
             ("Node", TopologyScope::Node),
         ];
         Ok(DeviceHint {
-            selector: self
-                .selector
-                .map(|selector| selector.parse("selector"))
-                .transpose()?,
-            vf_selector: self
-                .vf_selector
-                .map(|selector| selector.parse("vfSelector"))
-                .transpose()?,
+            selector: parse_selector("selector", self.selector)?,
+            vf_selector: parse_selector("vfSelector", self.vf_selector)?,
             strategy: parse_enum("allocateStrategy", &self.allocate_strategy, strategies)?,
             exclusive: parse_enum("exclusivePolicy", &self.exclusive_policy, policies)?,
             scope: parse_enum("requiredTopologyScope", &self.required_topology_scope, scopes)?,
@@ -449,29 +379,29 @@ impl HintJson {
     }
 }
 
-impl SelectorJson {
-    /// The selector in the JSON of a field, or the rule that the JSON breaks.
-    fn parse(self, field: &str) -> Result<LabelSelector, String> {
-        let mut requirements = Vec::new();
-        // `matchLabels` is short for `In` with one value.
-        for (key, value) in self.match_labels.unwrap_or_default() {
-            let test = LabelTest::In(vec![value]);
-            requirements.push(LabelRequirement { key, test });
-        }
-        for (i, expression) in self.match_expressions.unwrap_or_default().into_iter().enumerate() {
-            let requirement = expression.parse();
-            requirements.push(requirement.map_err(|rule| format!("{field}.matchExpressions[{i}].{rule}"))?);
-        }
-        // No label has an empty key, so that no device would match.
-        if requirements.iter().any(|requirement| requirement.key.is_empty()) {
-            return Err(format!("{field} has an empty key"));
-        }
-        Ok(LabelSelector { requirements })
+/// Parses the selector of a field; an error is the rule that the JSON breaks.
+fn parse_selector(field: &str, json: Option<SelectorJson>) -> Result<Option<LabelSelector>, String> {
+    let Some(json) = json else {
+        return Ok(None);
+    };
+    let mut requirements = LabelSelector::new();
+    // `matchLabels` is short for `In` with one value.
+    for (key, value) in json.match_labels.unwrap_or_default() {
+        let test = LabelTest::In(vec![value]);
+        requirements.push(LabelRequirement { key, test });
     }
+    for (i, expression) in json.match_expressions.into_iter().flatten().enumerate() {
+        let requirement = expression.parse();
+        requirements.push(requirement.map_err(|rule| format!("{field}.matchExpressions[{i}].{rule}"))?);
+    }
+    // No label has an empty key, so that no device would match.
+    if requirements.iter().any(|requirement| requirement.key.is_empty()) {
+        return Err(format!("{field} has an empty key"));
+    }
+    Ok(Some(requirements))
 }
 
 impl ExpressionJson {
-    /// The requirement of one entry of `matchExpressions`, or the rule that the JSON breaks.
     fn parse(self) -> Result<LabelRequirement, String> {
         let values = self.values.unwrap_or_default();
         let (operator, n_values) = (self.operator.as_str(), values.len());
@@ -507,11 +437,10 @@ fn parse_enum<T, const N: usize>(
         return Ok(None);
     }
     let names = values.each_ref().map(|(name, _)| *name).join(", ");
-    let found = values.into_iter().find(|(name, _)| *name == text);
-    let shown = excerpt(text);
-    found
-        .map(|(_, value)| Some(value))
-        .ok_or_else(|| format!("{field} is {shown:?}, none of {names}"))
+    match values.into_iter().find(|(name, _)| *name == text) {
+        Some((_, value)) => Ok(Some(value)),
+        None => Err(format!("{field} is {:?}, none of {names}", excerpt(text))),
+    }
 }
 
 #[cfg(test)]

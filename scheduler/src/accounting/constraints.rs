@@ -79,8 +79,8 @@ fn constraint(hint: DeviceHint) -> DeviceConstraint {
 }
 
 fn selector(selector: LabelSelector) -> Selector {
-    let mut requirements = Vec::with_capacity(selector.requirements.len());
-    for LabelRequirement { key, test } in selector.requirements {
+    let mut requirements = Vec::with_capacity(selector.len());
+    for LabelRequirement { key, test } in selector {
         requirements.push(Requirement {
             key: key.into(),
             test: match test {

@@ -4,10 +4,11 @@
 //! An update is refused only for what it makes worse: an existing pod can always be deleted, and its finalizers removed.
 
 use proto::admission::{AdmissionRequest, Operation};
+use proto::annotation::AnnotationError;
 use proto::pod::{ALL_DEVICES, Pod};
 use proto::pod_group::{GROUP_DOMAIN, GROUP_DOMAIN_POLICY, GroupWish};
-use proto::record::{Record, RecordError};
-use proto::request::hints::HINTS;
+use proto::record::Record;
+use proto::request::hints::{HINTS, Hints};
 use proto::request::{self, PodRequest, RequestError};
 
 use super::requested_kinds::{RECORD_ANNOTATIONS, RequestedKinds, is_mirror};
@@ -156,21 +157,20 @@ fn check_changed_annotations(old: &Pod, new: &Pod) -> Result<(), Refusal> {
         return Err(refusal);
     }
     let is_placed = old.spec.node_name.as_deref().is_some_and(|node| !node.is_empty());
-    for hint in HINTS.into_iter().filter(|hint| is_changed(hint.key)) {
+    for key in HINTS.into_iter().filter(|key| is_changed(key)) {
         // The scheduler chose the devices by the old value, and counts the demands of placed pods too, such as exclusiveness.
         if is_placed {
             return Err(Refusal::Invalid(format!(
-                "annotation {} counts when a pod is placed; it cannot be changed afterwards",
-                hint.key
+                "annotation {key} counts when a pod is placed; it cannot be changed afterwards"
             )));
         }
-        hint.check(new)?;
+        Hints::check(key, new)?;
     }
     Ok(())
 }
 
 /// Checks that the allocation record in a pod's annotations can be read, if the pod has one.
-fn read_record(pod: &Pod) -> Result<(), RecordError> {
+fn read_record(pod: &Pod) -> Result<(), AnnotationError> {
     let annotations = pod.metadata.annotations.as_ref();
     annotations.map_or(Ok(()), |annotations| Record::read(annotations).map(drop))
 }

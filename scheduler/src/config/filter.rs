@@ -1,5 +1,4 @@
-//! Flags of filter: the policies that order nodes and devices, the number of nodes in an answer, and the report of nodes without
-//! room.
+//! Flags of filter: the policies of nodes and devices, the nodes in an answer, and the report of nodes without room.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU8;
@@ -7,7 +6,7 @@ use std::str::FromStr;
 
 use clap::ValueEnum;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use placement::{DevicePolicy, NodePolicy, Policies, ResourceName, ResourceWeights};
+use placement::{DevicePolicy, NodePolicy, ResourceName, ResourceWeights};
 use proto::request::hints::DemandedEnforcement;
 use proto::resource::{GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO};
 
@@ -25,11 +24,11 @@ pub(super) struct PolicyArgs {
     /// Policy that scores the nodes that fit.
     #[arg(long, env = "GPUSHARE_NODE_POLICY", default_value = "fill",
           value_parser = PossibleValuesParser::new(node_policies()).try_map(|name| name.parse::<NodePolicy>()))]
-    node_policy: NodePolicy,
+    pub(super) node_policy: NodePolicy,
     /// Policy that chooses among the fitting devices of a node.
     #[arg(long, env = "GPUSHARE_DEVICE_POLICY", default_value = "fill",
           value_parser = PossibleValuesParser::new(device_policies()).try_map(|name| name.parse::<DevicePolicy>()))]
-    device_policy: DevicePolicy,
+    pub(super) device_policy: DevicePolicy,
     /// Enforcement of memory limits on the GPUs of pods that share them, unless a pod says which it demands (annotation
     /// gpushare/enforcement).
     #[arg(long, env = "GPUSHARE_ENFORCEMENT", value_enum, default_value = "any")]
@@ -37,7 +36,7 @@ pub(super) struct PolicyArgs {
     /// Weight of each resource in the policies least-allocated and most-allocated; others weigh nothing. For those who had
     /// weights of their own in the `scoringStrategy` of Koordinator.
     #[arg(long, env = "GPUSHARE_SCORE_WEIGHTS", default_value = DEFAULT_WEIGHTS, value_parser = weight, value_delimiter = ',', value_name = "RESOURCE=WEIGHT")]
-    score_weights: Vec<(String, u32)>,
+    pub(super) score_weights: Vec<(String, u32)>,
 }
 
 /// The values of --enforcement.
@@ -82,19 +81,6 @@ impl PolicyArgs {
             EnforcementName::Driver => DemandedEnforcement::Driver,
         }
     }
-
-    /// The policies for the choice of nodes and of devices, by the flags.
-    pub(super) fn policies(&self) -> Policies {
-        Policies {
-            node: self.node_policy,
-            device: self.device_policy,
-        }
-    }
-
-    /// The weights of resources, by the flag.
-    pub(super) fn weights(&self) -> ResourceWeights {
-        weights(self.score_weights.iter().cloned())
-    }
 }
 
 /// The weights of resources by their names. If a resource is named twice, the last weight counts.
@@ -117,15 +103,12 @@ pub fn weights(named: impl IntoIterator<Item = (String, u32)>) -> ResourceWeight
 
 /// Parses a resource and its weight, such as `koordinator.sh/rdma=1`.
 fn weight(text: &str) -> Result<(String, u32), String> {
-    let (name, weight) = text
-        .rsplit_once('=')
-        .ok_or("write a resource, = and a weight, such as koordinator.sh/rdma=1")?;
-    let weight = weight
-        .parse()
-        .ok()
-        .filter(|weight| *weight <= 100)
-        .ok_or("a weight is a whole number up to 100")?;
-    Ok((resource_name(name)?, weight))
+    let parts = text.rsplit_once('=');
+    let (name, weight) = parts.ok_or("write a resource, = and a weight, such as koordinator.sh/rdma=1")?;
+    match weight.parse() {
+        Ok(weight) if weight <= 100 => Ok((resource_name(name)?, weight)),
+        _ => Err("a weight is a whole number up to 100".to_owned()),
+    }
 }
 
 /// The number of fitting nodes in an answer about a pod that has no preferences of its own.
@@ -166,10 +149,8 @@ impl FromStr for AnswerNodes {
     }
 }
 
-/// The form in which filter reports nodes whose devices have no room for a pod, while evicting pods might make some.
-///
-/// Until 1.37 kube-scheduler looks for victims on a node that is reported resolvable, finds none if the node's sums have
-/// room, and treats that as an error. Later versions ask the extender about such nodes, without victims.
+/// The form in which filter reports nodes whose devices have no room, while evicting pods might make some. Up to 1.37
+/// kube-scheduler errs on a resolvable node whose sums have room; later versions ask the extender about it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum MisfitNodes {
     /// As nodes on which evictions make no room.

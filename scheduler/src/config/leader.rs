@@ -43,13 +43,12 @@ pub(super) struct LeaderArgs {
 #[derive(Clone, Debug)]
 pub struct LeaderElection {
     /// Name of the Lease of the kube-scheduler in this pod, if this replica leads by that one.
-    pub kube_scheduler_lease: Option<String>,
-    /// The times of the Lease.
-    pub times: LeaseTimes,
+    pub(crate) kube_scheduler_lease: Option<String>,
+    pub(crate) times: LeaseTimes,
     /// Name of this replica's pod.
-    pub pod: String,
+    pub(crate) pod: String,
     /// True if an admission policy of the API server lets only the leader bind.
-    pub fences_bindings: bool,
+    pub(crate) fences_bindings: bool,
 }
 
 impl LeaderArgs {

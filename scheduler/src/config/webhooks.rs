@@ -15,9 +15,9 @@ use crate::admission::Rules;
 
 /// The Secret of the command `issue-client-certificate` if the command line names none: that of the shipped manifests.
 const DEFAULT_SECRET: &str = "gpushare-scheduler-certificates";
-/// Longest lifetime of a server certificate. An authority with less time left leaves signing to its successor: clients have had
-/// half a year to read that one, since it is published a year before the authority ends.
-const MAX_LIFETIME: Duration = Duration::from_secs(180 * 86_400);
+/// Longest lifetime of a server certificate, in days. An authority with less time left does not sign: clients have had half a
+/// year to read its successor, which is published a year before the end.
+const MAX_DAYS: u64 = 180;
 
 /// Webhooks and certificates.
 #[derive(Clone, Debug, Args)]
@@ -74,13 +74,13 @@ pub(super) struct WebhookArgs {
     #[arg(long, env = "GPUSHARE_CERTIFICATE_SECRET", value_name = "NAME", global = true)]
     certificate_secret: Option<String>,
     /// Lifetime of these certificates, for organisations that limit it; they are renewed when a third of it is left.
-    #[arg(long, env = "GPUSHARE_CERTIFICATE_LIFETIME", default_value = "90d", value_parser = server_lifetime)]
+    #[arg(long, env = "GPUSHARE_CERTIFICATE_LIFETIME", default_value = "90d", value_parser = |text: &str| lifetime(text, 90, MAX_DAYS))]
     certificate_lifetime: Duration,
 }
 
 /// A command that the process executes instead of serving.
 #[derive(Clone, Debug, Subcommand)]
-pub enum Command {
+pub(crate) enum Command {
     /// Write ca.crt, client.crt and client.key for kube-scheduler, signed by the authority in the Secret, and end.
     IssueClientCertificate {
         /// Folder to write to.
@@ -93,7 +93,7 @@ pub enum Command {
         #[arg(long, default_value = "kube-scheduler")]
         name: String,
         /// Lifetime of the certificate; it ends with the authority's at the latest.
-        #[arg(long, default_value = "365d", value_parser = client_lifetime)]
+        #[arg(long, default_value = "365d", value_parser = |text: &str| lifetime(text, 365, 3650))]
         lifetime: Duration,
     },
 }
@@ -134,8 +134,8 @@ pub struct Admission {
 }
 
 impl WebhookArgs {
-    /// The checked settings. `tls` are the certificate files of the extender, which the webhooks use too; `needs_tls` is true if
-    /// other machines reach the extender.
+    /// The checked settings. `tls` are the files of the extender, for webhooks too; `needs_tls` if other machines reach the
+    /// extender.
     pub(super) fn admission(
         self,
         names: ResourceNames,
@@ -155,8 +155,9 @@ impl WebhookArgs {
         }
         let authority = self
             .certificate_secret
-            .clone()
-            .unwrap_or_else(|| DEFAULT_SECRET.to_owned());
+            .as_deref()
+            .unwrap_or(DEFAULT_SECRET)
+            .to_owned();
         let webhooks = self.webhook_listen.map(|listen| {
             // The Service of the webhooks is among the names in the Secret's certificate, and perhaps not in that of the files.
             let tls = files.filter(|_| self.certificate_secret.is_none());
@@ -188,22 +189,13 @@ impl WebhookArgs {
     }
 }
 
-/// Parses the lifetime of a server certificate.
-fn server_lifetime(text: &str) -> Result<Duration, String> {
-    lifetime_up_to(text, MAX_LIFETIME)
-        .ok_or_else(|| "write a whole number and s, m, h or d, such as 90d; from 10s to 180d".to_owned())
-}
-
-/// Parses the lifetime of a client certificate, which an operator has to renew by hand.
-fn client_lifetime(text: &str) -> Result<Duration, String> {
-    let most = Duration::from_secs(3650 * 86_400);
-    lifetime_up_to(text, most)
-        .ok_or_else(|| "write a whole number and s, m, h or d, such as 365d; from 10s to 3650d".to_owned())
-}
-
-/// Parses a lifetime from ten seconds to `most`.
-fn lifetime_up_to(text: &str, most: Duration) -> Option<Duration> {
+/// Parses a lifetime from ten seconds to `most` days; an error shows the default as an example.
+fn lifetime(text: &str, default: u64, most: u64) -> Result<Duration, String> {
     let units = [("s", 1000), ("m", 60_000), ("h", 3_600_000), ("d", 86_400_000)];
-    let time = parse_time(text, &units)?;
-    (Duration::from_secs(10)..=most).contains(&time).then_some(time)
+    match parse_time(text, &units) {
+        Some(time) if (10..=most * 86_400).contains(&time.as_secs()) => Ok(time),
+        _ => Err(format!(
+            "write a whole number and s, m, h or d, such as {default}d; from 10s to {most}d"
+        )),
+    }
 }

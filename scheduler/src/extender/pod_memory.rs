@@ -77,7 +77,8 @@ mod tests {
             json!({"metadata": metadata, "spec": {"containers": [{"name": "c", "resources": {"limits": limits}}]}})
         };
         let shown = [pod("shown-fits", "1"), pod("shown-waits", "9")];
-        let extender = offline::extender([node].into_iter(), std::iter::empty(), shown.iter().cloned());
+        let index = offline::index([node].into_iter(), std::iter::empty(), shown.iter().cloned());
+        let extender = offline::extender(index);
         for pod in shown
             .iter()
             .chain(&[pod("gone-fits", "1"), pod("gone-waits", "9")])
@@ -114,7 +115,8 @@ mod tests {
         let spec = json!({"priority": -1, "containers": [{"name": "c", "resources": {"limits": limits}}]});
         let pod = json!({"metadata": {"name": "waits", "namespace": "d", "uid": "waits"}, "spec": spec});
         let pods = std::iter::once(pod.clone());
-        let mut extender = offline::extender(std::iter::once(node), std::iter::empty(), pods);
+        let index = offline::index(std::iter::once(node), std::iter::empty(), pods);
+        let mut extender = offline::extender(index);
         extender.evicts_for_room = Some(true);
         let request = json!({"Pod": pod, "NodeNames": ["n1"]}).to_string();
         filter::answer(&extender, request.as_bytes(), now()).unwrap();

@@ -12,7 +12,7 @@ pub const BIND_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The times of a Lease, as in client-go's leader election. Each replica goes by the times of its own flags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LeaseTimes {
+pub(crate) struct LeaseTimes {
     /// `leaseDuration`: time after which other replicas take a Lease that is not renewed. Whole seconds, at least two, since one
     /// second means that the Lease is released.
     pub lease: Duration,
@@ -24,7 +24,7 @@ pub struct LeaseTimes {
 
 impl LeaseTimes {
     /// The times for a Lease of this duration: by default (15 s) those of client-go.
-    pub fn new(lease: Duration) -> Self {
+    pub(crate) fn new(lease: Duration) -> Self {
         // The last bind of a leader that cannot renew must end before another replica may take the Lease.
         let renew = (lease * 2 / 3).min(lease.saturating_sub(BIND_TIMEOUT));
         Self {

@@ -7,9 +7,7 @@ use placement::{DeviceView, NodeId, RequestedGpus};
 use crate::index::{Index, Shared, view};
 use crate::inventory::record_id;
 
-/// Nodes that are read under one lock.
 const NODES_PER_LOCK: usize = 8;
-/// The most GPUs that nodes usually have.
 const USUAL_GPUS: usize = 16;
 
 /// All GPUs in numbers, and what pods hold of them.
@@ -64,8 +62,7 @@ pub struct GpuSnapshot {
 }
 
 impl AllocationSnapshot {
-    /// Reads all GPUs, those of a few nodes under each lock: filters wait while a lock is held, for all of 15,000 nodes up to
-    /// 0.3 s.
+    /// Reads all GPUs, those of a few nodes under each lock: filters wait meanwhile, for 15,000 nodes up to 0.3 s.
     pub fn read(index: &Shared<Index>) -> Self {
         let (nodes, typical) = {
             let index = index.read();
@@ -90,7 +87,6 @@ impl AllocationSnapshot {
         snapshot.sorted()
     }
 
-    /// The same snapshot with its GPUs in order.
     fn sorted(mut self) -> Self {
         self.gpus
             .sort_by(|a, b| (&a.node, a.minor).cmp(&(&b.node, b.minor)));

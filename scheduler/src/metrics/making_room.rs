@@ -13,7 +13,6 @@ use super::Counters;
 /// Upper bounds of the buckets of the time from a pod's first refusal to its binding, in seconds: grace periods lie within.
 const BUCKETS: [f64; 10] = [5.0, 10.0, 15.0, 20.0, 30.0, 45.0, 60.0, 120.0, 300.0, 600.0];
 
-/// The outcomes of decisions.
 const OUTCOMES: [&str; 6] = [
     "evicted",
     "reported",
@@ -56,23 +55,20 @@ impl RoomMetrics {
         metrics
     }
 
-    /// Counts a decision.
-    pub fn count(&self, outcome: &'static str) {
+    pub(crate) fn count(&self, outcome: &'static str) {
         self.outcomes.get_or_create(&[("outcome", outcome)]).inc();
     }
 
-    /// Counts an evicted pod.
-    pub fn count_victim(&self) {
+    pub(crate) fn count_victim(&self) {
         self.victims.inc();
     }
 
     /// Counts a pod that was bound in the room that was made for it, `took` after its first refusal.
-    pub fn observe(&self, took: Duration) {
+    pub(crate) fn observe(&self, took: Duration) {
         self.seconds.observe(took.as_secs_f64());
     }
 
-    /// Sets the number of pods that room is being made for.
-    pub fn set_pending(&self, n_pods: usize) {
+    pub(crate) fn set_pending(&self, n_pods: usize) {
         self.pending.set(i64::try_from(n_pods).unwrap_or(i64::MAX));
     }
 }

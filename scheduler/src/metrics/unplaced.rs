@@ -10,15 +10,12 @@ use rustc_hash::FxHashMap;
 
 /// Time for which a pod that the index does not know is remembered: its first filter may come before its watch event.
 const GRACE: Duration = Duration::from_secs(60);
-/// The most pods that are remembered.
 const MAX_PODS: usize = 100_000;
 /// Stands for a reason for pods that fit and are being bound.
 const FITS: &str = "fits";
 
-/// A pod that is not bound yet.
 #[derive(Clone, Copy, Debug)]
 struct UnplacedPod {
-    /// The time of its first filter.
     first_asked: Instant,
     /// The reason of its last refusal, or [`FITS`].
     reason: &'static str,
@@ -28,7 +25,6 @@ struct UnplacedPod {
 #[derive(Clone, Debug, Default)]
 pub(super) struct UnplacedPods(Arc<Mutex<FxHashMap<Arc<str>, UnplacedPod>>>);
 
-/// The pods that are not bound yet, in numbers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct UnplacedSummary {
     /// The number of pods by the reason of their last refusal.
@@ -58,14 +54,13 @@ impl UnplacedPods {
 
     /// The pods, each with the time since its first filter.
     pub(super) fn ages(&self, now: Instant) -> Vec<(Arc<str>, Duration)> {
-        let pods = self.lock();
-        let ages = pods
-            .iter()
-            .map(|(uid, pod)| (Arc::clone(uid), now.duration_since(pod.first_asked)));
-        ages.collect()
+        let mut ages = Vec::new();
+        for (uid, pod) in &*self.lock() {
+            ages.push((Arc::clone(uid), now.duration_since(pod.first_asked)));
+        }
+        ages
     }
 
-    /// Forgets pods that wait no longer.
     pub(super) fn forget(&self, gone: &[Arc<str>]) {
         let mut pods = self.lock();
         for uid in gone {
@@ -73,7 +68,6 @@ impl UnplacedPods {
         }
     }
 
-    /// Counts the pods.
     pub(super) fn summarize(&self, now: Instant) -> UnplacedSummary {
         let mut summary = UnplacedSummary::default();
         // Always there, so that a graph shows 0 and not a gap.

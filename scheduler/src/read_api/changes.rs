@@ -19,13 +19,11 @@ use super::snapshot::{Delta, MAX_AGE, StateSnapshot};
 use super::{ReadApi, json};
 use crate::extender::Denied;
 
-/// Time after which a client's token is reviewed again: a client whose token has ended, or lost its rights, gets changes for this
-/// time at the longest, plus that for which reviews are cached.
+/// Time for which a client whose token has ended, or lost its rights, gets changes, beside that for which reviews are cached.
 const REVIEW_INTERVAL: Duration = Duration::from_secs(60);
 /// Time without an event after which a comment is sent, so that proxies keep the connection.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
-/// One client that follows the changes of the state.
 struct ChangeFollower {
     api: Arc<ReadApi>,
     viewer: Viewer,
@@ -34,13 +32,11 @@ struct ChangeFollower {
     /// The revision of the state after the last batch.
     revision: u64,
     last_sent: Instant,
-    /// The time of the last review of the client's token.
     last_review: Instant,
     /// Held as long as the client follows, since their number is limited.
     _permit: OwnedSemaphorePermit,
 }
 
-/// Streams the changes after the event with the ID `since`.
 pub(super) fn stream(
     api: Arc<ReadApi>,
     viewer: Viewer,
@@ -137,7 +133,6 @@ impl ChangeFollower {
         Some(text.into())
     }
 
-    /// Writes an event for each changed or removed node, and one for the pending pods if they have changed.
     fn write_delta(&self, text: &mut Vec<u8>, delta: &Delta, snapshot: &StateSnapshot) {
         for node in &delta.changed {
             write_event(text, "node", &node.json_for(&self.viewer.names));

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::response::{IntoResponse, Response};
 use http::{StatusCode, header};
-use tokio::sync::Semaphore;
+use tokio::sync::Mutex;
 
 use super::refusal;
 use crate::keyed_lock::KeyedLock;
@@ -13,28 +13,16 @@ use crate::keyed_lock::KeyedLock;
 const MAX_PER_CALLER: usize = 8;
 
 /// Computes answers one at a time, so that they take at most one core from filters.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct ComputingSlot {
     /// A caller with many requests waits here with all but one of them, so that another caller's request is soon next.
     callers: KeyedLock,
-    /// One permit, for the request that is computed now.
-    slot: Arc<Semaphore>,
-}
-
-impl Default for ComputingSlot {
-    fn default() -> Self {
-        Self {
-            callers: KeyedLock::default(),
-            slot: Arc::new(Semaphore::new(1)),
-        }
-    }
+    /// Held for the request that is computed now.
+    slot: Arc<Mutex<()>>,
 }
 
 impl ComputingSlot {
     /// Computes an answer in the caller's turn, on a thread for blocking work, so that no filter waits for it.
-    ///
-    /// # Errors
-    /// The response to a caller with too many requests, or whose request could not be computed.
     pub(super) async fn compute<T: Send + 'static>(
         &self,
         caller: &str,
@@ -47,23 +35,21 @@ impl ComputingSlot {
             return Err((StatusCode::TOO_MANY_REQUESTS, [(header::RETRY_AFTER, "1")], text).into_response());
         }
         let _turn = self.callers.lock(caller).await;
-        // Never an error, since the semaphore is never closed.
-        let permit = Arc::clone(&self.slot).acquire_owned().await.ok();
+        let slot = Arc::clone(&self.slot).lock_owned().await;
         let computing = tokio::task::spawn_blocking(move || {
             // Held until the computation ends, which goes on if its caller disconnects.
-            let _permit = permit;
+            let _slot = slot;
             computation()
         });
-        computing
-            .await
-            .map_err(|error| refusal(StatusCode::INTERNAL_SERVER_ERROR, &error))
+        let computed = computing.await;
+        computed.map_err(|error| refusal(StatusCode::INTERNAL_SERVER_ERROR, &error))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use std::pin::pin;
-    use std::sync::{Mutex, mpsc};
+    use std::sync::{self, mpsc};
 
     use futures::poll;
     use tokio::sync::oneshot;
@@ -86,7 +72,7 @@ mod tests {
     async fn callers_take_turns_and_have_a_limit() {
         let slot = Arc::new(ComputingSlot::default());
         let (end, begun, first) = computation();
-        let order = Arc::new(Mutex::new(Vec::new()));
+        let order = Arc::new(sync::Mutex::new(Vec::new()));
         let mut answers = JoinSet::new();
         answers.spawn({
             let slot = Arc::clone(&slot);

@@ -8,20 +8,16 @@ use super::names::Viewer;
 use super::node_findings::node_findings;
 use super::snapshot::StateSnapshot;
 
-/// Seconds without a filter request after which pods that wait are a sign that kube-scheduler does not ask. kube-scheduler tries
-/// each pending pod again after at most five minutes.
+/// Seconds without a filter request while pods wait; kube-scheduler tries each again after at most five minutes.
 const MAX_SILENCE: u64 = 600;
 const DAY: i64 = 24 * 60 * 60;
-/// Seconds before the end of a certificate from which on the end is a finding. The scheduler renews its own 30 days before, so
-/// that renewal has failed for two weeks by then.
+/// Seconds before the end of a certificate: the scheduler renews its own 30 days before, so that this has failed for two weeks.
 const ENDS_SOON: i64 = 14 * DAY;
 
 /// All findings, without the names of pods that the viewer may not see.
 pub(super) fn findings(replica: &Replica, snapshot: &StateSnapshot, viewer: &Viewer) -> Vec<Finding> {
-    let mut findings = vec![
-        check_sync(replica),
-        check_filter_requests(replica, snapshot.pending.total),
-    ];
+    let asked = check_filter_requests(replica, snapshot.pending.total);
+    let mut findings = vec![check_sync(replica), asked];
     for node in snapshot.nodes.values() {
         // A snapshot has the findings with the names of all pods; for a viewer who may not see all, they are made again.
         if viewer.names.are_all() {
@@ -40,13 +36,12 @@ fn finding_of_replica(check: &str, severity: Severity, message: String, remedy: 
     Finding {
         check: check.to_owned(),
         severity,
-        object: String::new(),
         message,
         remedy: remedy.to_owned(),
+        ..Finding::default()
     }
 }
 
-/// The finding on the watches: an error until each has listed its objects.
 fn check_sync(replica: &Replica) -> Finding {
     let (severity, message) = match &replica.not_ready {
         None => (Severity::Ok, "every watch has listed its objects".to_owned()),
@@ -80,23 +75,22 @@ pub(super) fn check_certificates(ends: &[(&str, i64)], now: Duration) -> Finding
     finding_of_replica("certificates", severity, message, remedy)
 }
 
-/// The finding on kube-scheduler's filter requests. It sends them to the leader alone, and only about pods that request resources
-/// which its configuration names.
+/// The finding on kube-scheduler's filter requests: only to the leader, and about pods with resources of its configuration.
 fn check_filter_requests(replica: &Replica, n_pending: usize) -> Finding {
     let (severity, message) = match replica.last_filter_seconds {
-        _ if !replica.leading => (
-            Severity::Ok,
-            "this replica does not lead, so that kube-scheduler does not ask it".to_owned(),
-        ),
+        _ if !replica.leading => {
+            let message = "this replica does not lead, so that kube-scheduler does not ask it";
+            (Severity::Ok, message.to_owned())
+        }
         None if n_pending > 0 => (
             Severity::Error,
             format!("kube-scheduler has sent no filter request since the start, and {n_pending} pods wait"),
         ),
         // Without a pod to place kube-scheduler has nothing to ask, however it is configured.
-        None => (
-            Severity::Unknown,
-            "kube-scheduler has sent no filter request since the start; no pod waits".to_owned(),
-        ),
+        None => {
+            let message = "kube-scheduler has sent no filter request since the start; no pod waits";
+            (Severity::Unknown, message.to_owned())
+        }
         Some(seconds) if n_pending > 0 && seconds > MAX_SILENCE => (
             Severity::Error,
             format!("the last filter request came {seconds} s ago, and {n_pending} pods wait"),
@@ -112,7 +106,6 @@ fn check_filter_requests(replica: &Replica, n_pending: usize) -> Finding {
     finding_of_replica("extender-asked", severity, message, remedy)
 }
 
-/// The clients that have sent filter requests, in words.
 fn describe_clients(replica: &Replica) -> String {
     let mut names = Vec::new();
     for client in &replica.filter_clients {

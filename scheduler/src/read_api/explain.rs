@@ -24,8 +24,7 @@ const MAX_NEAREST: usize = 5;
 /// Most refusing nodes for which the pods in the way are searched, each of which may take thousands of comparisons.
 const MAX_SEARCHES: usize = 3;
 
-/// Explains the pod of this name to a client that sees the names of all pods, with the verdicts of all nodes if `all`, or else of
-/// the nearest; `None` if no such pod asks for devices.
+/// Explains a pod, with all names, and the verdicts of all nodes if `all`; `None` if no such pod asks for devices.
 pub fn explain(index: &Shared<Index>, namespace: &str, name: &str, all: bool) -> Option<Explanation> {
     explain_to(index, namespace, name, all, |_| true)
 }
@@ -96,24 +95,21 @@ pub(super) fn explain_to(
     Some(explanation)
 }
 
-/// The pod of this name that asks for devices. If a deleted pod and its replacement have one name for a moment, as in a
-/// `StatefulSet`, the one that is not bound.
+/// The pod of this name that asks for devices: while a deleted pod and its replacement have one name, the one that is not bound.
 fn find_pod(index: &Index, namespace: &str, name: &str) -> Option<(OwnerId, PodFacts)> {
-    let mut found: Option<(&OwnerId, &PodFacts)> = None;
+    let mut found = None;
     for (uid, facts) in index.pods_named(namespace, name) {
         if index.requests_devices(facts) && (found.is_none() || facts.bound.is_none()) {
-            found = Some((uid, facts));
+            found = Some((uid.clone(), facts.clone()));
         }
     }
-    found.map(|(uid, facts)| (uid.clone(), facts.clone()))
+    found
 }
 
-/// The beginnings of kube-scheduler's words on preemption, behind its reasons. They are left out: [`Survey::search_ends`]
-/// searches the pods in the way by their devices, which kube-scheduler does not know.
+/// The beginnings of kube-scheduler's words on preemption, left out: [`Survey::search_ends`] searches the pods in the way.
 const AFTER_REASONS: [&str; 2] = [" no new claims to deallocate", " preemption: "];
 
-/// kube-scheduler's message about its last attempt to schedule the pod, up to [`AFTER_REASONS`], or its one-word reason without a
-/// message; `None` before the first attempt.
+/// kube-scheduler's message about its last attempt to schedule the pod, up to [`AFTER_REASONS`], or its one-word reason.
 fn last_attempt(rules: &PodRules) -> Option<String> {
     let condition = rules.last_attempt.as_ref()?;
     let text = if condition.message.is_empty() {
@@ -137,37 +133,33 @@ fn add_verdicts(
     let n_fitting = if all { survey.fitting.len() } else { MAX_FITTING };
     for name in survey.fitting.iter().take(n_fitting) {
         let index = index.read();
-        let fits = demanded_fits(&index, name, asker.demand.ok());
+        let fits = asker.demand.map(|demand| device_fits(&index, name, demand));
         explanation.verdicts.push(NodeVerdict {
             node: name.to_string(),
             fits: true,
-            gpus: gpu_verdicts(&fits),
+            gpus: gpu_verdicts(&fits.unwrap_or_default()),
             ..NodeVerdict::default()
         });
     }
     let n_refusing = if all { survey.refused.len() } else { MAX_NEAREST };
     for refused in survey.refused.iter().take(n_refusing) {
         // A lock for each node: its detail looks at each device, and watches wait for readers.
-        explanation
-            .verdicts
-            .push(refusing_verdict(&index.read(), refused, asker));
+        let verdict = refusing_verdict(&index.read(), refused, asker);
+        explanation.verdicts.push(verdict);
     }
 }
 
-/// The verdict of a node that refuses the pod.
 fn refusing_verdict(index: &Index, refused: &Refused, asker: Asker<'_>) -> NodeVerdict {
     let Refused { name, refusal, .. } = refused;
-    let demand = asker.demand.ok();
-    let fits = match refusal {
+    let (refused_by, are_fits_shown) = match refusal {
         // Free amounts of single GPUs mean nothing where the pod may not go to the node at all.
-        Refusal::KubeScheduler(_) if !refusal.is_lack_of_room() => Vec::new(),
-        Refusal::Request => Vec::new(),
-        Refusal::KubeScheduler(_) | Refusal::Devices(_) => demanded_fits(index, name, demand),
+        Refusal::KubeScheduler(_) => (RefusedBy::KubeScheduler, refusal.is_lack_of_room()),
+        Refusal::Request => (RefusedBy::Request, false),
+        Refusal::Devices(_) => (RefusedBy::Devices, true),
     };
-    let refused_by = match refusal {
-        Refusal::KubeScheduler(_) => RefusedBy::KubeScheduler,
-        Refusal::Request => RefusedBy::Request,
-        Refusal::Devices(_) => RefusedBy::Devices,
+    let fits = match asker.demand {
+        Ok(demand) if are_fits_shown => device_fits(index, name, demand),
+        _ => Vec::new(),
     };
     NodeVerdict {
         node: name.to_string(),
@@ -180,28 +172,17 @@ fn refusing_verdict(index: &Index, refused: &Refused, asker: Asker<'_>) -> NodeV
     }
 }
 
-/// [`device_fits`] with the nearest GPU first; empty without a demand.
-fn demanded_fits<'a>(
-    index: &'a Index,
-    name: &str,
-    demand: Option<&ResourceDemand<'_>>,
-) -> Vec<DeviceFit<'a>> {
-    let mut fits = demand.map_or_else(Vec::new, |demand| device_fits(index, name, demand));
-    fits.sort_by_key(|fit| (survey::lack(fit), fit.gpu.minor));
-    fits
-}
-
-/// The fit of each GPU of a node, in the order of minors, less the room that is kept for other pods. Empty if the pod takes no
-/// amounts of GPUs, or none that can be compared with this node.
+/// The fit of each GPU of a node, the nearest first, less the room for other pods. Empty if no amounts can be compared.
 fn device_fits<'a>(index: &'a Index, name: &str, demand: &ResourceDemand<'_>) -> Vec<DeviceFit<'a>> {
     let fleet = index.fleet();
     let hints = Hints::RespectOthers(demand.uid);
     let node = fleet.node_id(name);
     let fits = node.and_then(|node| fleet.explain(node, demand.gpus, hints).ok());
-    fits.unwrap_or_default()
+    let mut fits = fits.unwrap_or_default();
+    fits.sort_by_key(|fit| (survey::lack(fit), fit.gpu.minor));
+    fits
 }
 
-/// The verdicts on GPUs by their fits, in the same order.
 fn gpu_verdicts(fits: &[DeviceFit<'_>]) -> Vec<GpuVerdict> {
     let mut gpus = Vec::with_capacity(fits.len());
     for fit in fits {

@@ -1,15 +1,14 @@
 //! `POST fit`: the number of equal pods that fit now, tried on copies of nodes.
 //!
 //! A pod counts if the [`verdict`](crate::verdict) on a node is yes in all its parts. Each copy is made under a short read lock
-//! when the first pod is tried on the node. The pods that are placed count in the sums of requests that kube-scheduler compares,
-//! too.
-//!
-//! Pods that have to share a domain are placed as the filter places a group, on each node that takes one of them.
+//! when the first pod is tried on the node. Pods that have to share a domain are placed as the filter places a group.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
-use placement::{GroupRequest, GroupRoom, GroupSearch, Hints, MAX_GROUP, NodeCopy, NodeId, Reason, Score};
+use placement::{
+    GroupRequest, GroupRoom, GroupSearch, Hints, MAX_GROUP, NodeCopy, NodeId, Placement, Reason, Score,
+};
 use proto::annotation::AnnotationError;
 use proto::pod::{Pod, PodStatus};
 use proto::pod_group::{GroupDomain, GroupWish};
@@ -24,50 +23,19 @@ use crate::verdict::{Asker, NominatedRequests, Refusal, evaluate, words};
 /// Nodes that are evaluated under one read lock: a watch that waits to write holds up filters, too.
 const NODES_PER_LOCK: usize = 64;
 
-/// A node that may take pods.
 struct FitCandidate {
-    name: String,
-    /// The fields that kube-scheduler compares with the pod's.
     facts: NodeFacts,
     /// The requests of the pods on the node and of those that were placed there.
     requested: RequestSums,
-    /// The node in the fleet whose copy pods are tried on; `None` if nothing is known of its devices, and the pod needs only such
-    /// as kube-scheduler counts itself.
+    /// The node in the fleet; `None` if its devices are not known, and the pod needs only such as kube-scheduler counts itself.
     node: Option<NodeId>,
     /// The copy of the node on which pods are placed; `None` until the first pod is tried on it.
     copy: Option<NodeCopy>,
-    /// The pods that the search has placed on it.
     placed: FitPlacement,
 }
 
-/// A fit request that cannot be answered.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum FitError {
-    /// The request asks for too many pods, or adds too many nodes.
-    #[error("{field}: {asked} is more than {most}, the most of one question")]
-    TooMany {
-        /// The name of the field of the request.
-        field: &'static str,
-        /// The field's value.
-        asked: u32,
-        /// The largest value of the field.
-        most: u32,
-    },
-    /// The pods have to share a domain, and are more than are tried in one.
-    #[error(
-        "replicas: {0} is more than {MAX_GROUP}, the most pods of one domain; ask for fewer, or with the domain any"
-    )]
-    LargeGroup(u32),
-    /// The node to copy does not exist or has no devices.
-    #[error("addNodes: there is no node {0:?} with devices; name a node whose kind is to be added")]
-    NoSuchNode(String),
-}
-
-/// The number of equal pods that fit, and their places.
-///
-/// # Errors
-/// A field of the request has too large a value, or names a node that does not exist.
-pub fn fit(index: &Shared<Index>, request: &FitRequest) -> Result<FitAnswer, FitError> {
+/// The number of equal pods that fit, and their places; else the fault of the request.
+pub fn fit(index: &Shared<Index>, request: &FitRequest) -> Result<FitAnswer, String> {
     check_limits(request)?;
     let mut answer = FitAnswer {
         api_version: VERSION.to_owned(),
@@ -79,21 +47,23 @@ pub fn fit(index: &Shared<Index>, request: &FitRequest) -> Result<FitAnswer, Fit
     pod.spec.node_name = None;
     pod.status = PodStatus::default();
     let facts = PodFacts::of(&pod, index.read().names());
-    let facts = facts.filter(|facts| index.read().requests_devices(facts));
-    let Some(facts) = facts else {
+    let Some(facts) = facts.filter(|facts| index.read().requests_devices(facts)) else {
         answer.invalid = Some("the pod asks for no device that gpushare schedules".to_owned());
         return Ok(answer);
     };
     answer.asked = asked(&facts.request, index.read().common_unit());
-    answer.domain = match domain(request) {
-        Ok(domain) => domain,
+    match domain(request) {
+        Ok(domain) => answer.domain = domain,
         Err(error) => {
             answer.invalid = Some(error.to_string());
             return Ok(answer);
         }
-    };
+    }
     if answer.domain != GroupDomain::Any && group_size(request) > MAX_GROUP {
-        return Err(FitError::LargeGroup(request.replicas));
+        return Err(format!(
+            "replicas: {} is more than {MAX_GROUP}, the most pods of one domain; ask for fewer, or with the domain any",
+            request.replicas
+        ));
     }
     let rules = PodRules::of(&pod);
     // In a statement of its own, so that the lock ends: a second read within it would wait for a writer that waits for the first.
@@ -109,7 +79,7 @@ pub fn fit(index: &Shared<Index>, request: &FitRequest) -> Result<FitAnswer, Fit
 }
 
 /// Checks that a request asks for no more pods and added nodes than one answer may cost.
-fn check_limits(request: &FitRequest) -> Result<(), FitError> {
+fn check_limits(request: &FitRequest) -> Result<(), String> {
     let mut n_added = 0_u32;
     for nodes in &request.add_nodes {
         n_added = n_added.saturating_add(nodes.count);
@@ -120,7 +90,9 @@ fn check_limits(request: &FitRequest) -> Result<(), FitError> {
     ];
     for (field, asked, most) in limits {
         if asked > most {
-            return Err(FitError::TooMany { field, asked, most });
+            return Err(format!(
+                "{field}: {asked} is more than {most}, the most of one question"
+            ));
         }
     }
     Ok(())
@@ -135,7 +107,6 @@ fn domain(request: &FitRequest) -> Result<GroupDomain, AnnotationError> {
     Ok(wish.unwrap_or_default().domain)
 }
 
-/// The number of pods that have to share a domain.
 fn group_size(request: &FitRequest) -> usize {
     usize::try_from(request.replicas).unwrap_or(usize::MAX)
 }
@@ -149,14 +120,12 @@ struct Search<'a> {
     candidates: Vec<FitCandidate>,
     /// The candidates with room, by score and index in `candidates`; of equal scores the lowest index comes first.
     by_score: BinaryHeap<(Score, Reverse<usize>)>,
-    /// The number of nodes that take no further pod, by reason.
     refusals: BTreeMap<String, u32>,
     /// The indices of candidates in the order in which they got their first pod.
     used: Vec<usize>,
 }
 
 impl<'a> Search<'a> {
-    /// A search that has placed nothing yet.
     fn new(index: &'a Shared<Index>, demand: &'a ResourceDemand<'a>, rules: &'a PodRules) -> Self {
         Self {
             index,
@@ -170,8 +139,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Evaluates the nodes of the cluster and those of the request, and places the pods.
-    fn run(mut self, request: &FitRequest, answer: FitAnswer) -> Result<FitAnswer, FitError> {
+    fn run(mut self, request: &FitRequest, answer: FitAnswer) -> Result<FitAnswer, String> {
         self.add_existing();
         for nodes in &request.add_nodes {
             self.add_copies(&nodes.like, nodes.count)?;
@@ -183,7 +151,6 @@ impl<'a> Search<'a> {
         })
     }
 
-    /// Places pods until all are placed, or no candidate has room.
     fn place_apart(mut self, request: &FitRequest, mut answer: FitAnswer) -> FitAnswer {
         while answer.fitting < request.replicas
             && let Some((_, Reverse(idx))) = self.by_score.pop()
@@ -212,16 +179,17 @@ impl<'a> Search<'a> {
         request: &FitRequest,
         mut answer: FitAnswer,
     ) -> FitAnswer {
+        let n_members = group_size(request);
         let group = GroupRequest {
             member: self.demand.devices(),
-            n_members: group_size(request),
-            n_in_link_group: group_size(request),
+            n_members,
+            n_in_link_group: n_members,
             domain,
             bound: &[],
             policies: self.demand.policies,
         };
         // A workload may have no pods, and the engine finds room for one at least.
-        if group.n_members == 0 {
+        if n_members == 0 {
             return answer;
         }
         let mut best: Option<(Score, FitPlacement)> = None;
@@ -250,7 +218,6 @@ impl<'a> Search<'a> {
         answer
     }
 
-    /// Evaluates the nodes of the cluster, and adds those that take the pod.
     fn add_existing(&mut self) {
         let mut names = self.index.read().node_names();
         // Sorted, so that the same request gets the same answer: of equal scores the first name wins.
@@ -270,12 +237,11 @@ impl<'a> Search<'a> {
                             requested = requested.plus(nominated);
                         }
                         let candidate = FitCandidate {
-                            name: name.to_string(),
                             facts: facts.clone(),
                             requested,
                             node: accepted.node,
                             copy: None,
-                            placed: FitPlacement::default(),
+                            placed: nothing_placed(name.to_string()),
                         };
                         self.add_candidate(candidate, accepted.score);
                     }
@@ -285,26 +251,30 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Adds `count` copies of the node `like`: with its devices, none of them closed, its labels and taints, and of its pods
-    /// those of `DaemonSet`s alone.
-    fn add_copies(&mut self, like: &str, count: u32) -> Result<(), FitError> {
+    /// Adds `count` copies of the node `like`, none of its devices closed, and of its pods those of `DaemonSet`s alone.
+    fn add_copies(&mut self, like: &str, count: u32) -> Result<(), String> {
         let shared = self.index;
         let requested = shared.read().requests().of_tied_pods_on(like);
         for number in 1..=count {
             // The lock is taken for each copy: a thousand copies would hold it too long.
             let index = shared.read();
-            let no_such_node = || FitError::NoSuchNode(like.to_owned());
-            let node = index.fleet().node_id(like).ok_or_else(no_such_node)?;
-            let facts = index.node_facts(like).ok_or_else(no_such_node)?;
-            let mut copy = index.fleet().copy_empty_node(node).ok_or_else(no_such_node)?;
+            let fleet = index.fleet();
+            let node = fleet.node_id(like);
+            let (Some(facts), Some(mut copy)) = (
+                index.node_facts(like),
+                node.and_then(|node| fleet.copy_empty_node(node)),
+            ) else {
+                return Err(format!(
+                    "addNodes: there is no node {like:?} with devices; name a node whose kind is to be added"
+                ));
+            };
             copy.open_gpus();
             let candidate = FitCandidate {
-                name: format!("{like}+{number}"),
                 facts: facts.clone(),
                 requested: requested.clone(),
-                node: Some(node),
+                node,
                 copy: Some(copy),
-                placed: FitPlacement::default(),
+                placed: nothing_placed(format!("{like}+{number}")),
             };
             match score(&index, self.rules, self.demand, &candidate) {
                 Ok(score) => self.add_candidate(candidate, score),
@@ -314,14 +284,13 @@ impl<'a> Search<'a> {
         Ok(())
     }
 
-    const fn asker(&self) -> Asker<'a> {
+    fn asker(&self) -> Asker<'a> {
         Asker {
             rules: self.rules,
             demand: Ok(self.demand),
         }
     }
 
-    /// Adds a node that takes a pod.
     fn add_candidate(&mut self, candidate: FitCandidate, score: Score) {
         self.by_score.push((score, Reverse(self.candidates.len())));
         self.candidates.push(candidate);
@@ -329,14 +298,12 @@ impl<'a> Search<'a> {
 
     /// Counts a candidate that takes no further pod, under the reasons of its refusal.
     fn count_full(&mut self, idx: usize, refusal: &Refusal) {
-        let shared = self.index;
         if let Some(candidate) = self.candidates.get(idx) {
-            let name = candidate.facts.name.clone();
-            self.count_refusal(&shared.read(), &name, refusal);
+            let (index, name) = (self.index, candidate.facts.name.clone());
+            self.count_refusal(&index.read(), &name, refusal);
         }
     }
 
-    /// Counts a node that takes no pod, or no further pod, under the reasons of its refusal.
     fn count_refusal(&mut self, index: &Index, name: &str, refusal: &Refusal) {
         for reason in words::reasons(index, name, refusal, self.asker()) {
             *self.refusals.entry(reason).or_default() += 1;
@@ -358,13 +325,10 @@ impl<'a> Search<'a> {
             }
             let copy = candidate.copy.as_mut().ok_or_else(gone)?;
             let placement = fleet.place_on_copy(copy, self.demand.devices(), self.demand.policies);
-            for share in placement.map_err(Refusal::Devices)?.gpus() {
-                *candidate.placed.gpus.entry(share.minor).or_default() += 1;
-            }
+            count_gpus(&mut candidate.placed, &placement.map_err(Refusal::Devices)?);
         }
         candidate.requested.add(&self.rules.requests);
         if candidate.placed.pods == 0 {
-            candidate.placed.node.clone_from(&candidate.name);
             self.used.push(idx);
         }
         candidate.placed.pods += 1;
@@ -379,8 +343,7 @@ impl<'a> Search<'a> {
         Ok(())
     }
 
-    /// Room for all pods of a group on a candidate, with its score; else the most pods that fit there, and the candidate is
-    /// counted under the reason.
+    /// Room for all pods of a group on a candidate, with its score; else the most pods that fit there.
     fn find_room(
         &mut self,
         idx: usize,
@@ -435,22 +398,28 @@ fn n_by_requests(
     (n_members, None)
 }
 
-/// All pods of a group on a candidate.
 fn placed_together(candidate: &FitCandidate, room: &GroupRoom) -> FitPlacement {
-    let mut placed = FitPlacement {
-        node: candidate.name.clone(),
-        ..FitPlacement::default()
-    };
+    let mut placed = candidate.placed.clone();
     for placement in &room.placements {
         placed.pods += 1;
-        for share in placement.gpus() {
-            *placed.gpus.entry(share.minor).or_default() += 1;
-        }
+        count_gpus(&mut placed, placement);
     }
     placed
 }
 
-/// The score of a candidate for the next pod.
+fn nothing_placed(node: String) -> FitPlacement {
+    FitPlacement {
+        node,
+        ..FitPlacement::default()
+    }
+}
+
+fn count_gpus(placed: &mut FitPlacement, placement: &Placement) {
+    for share in placement.gpus() {
+        *placed.gpus.entry(share.minor).or_default() += 1;
+    }
+}
+
 fn score(
     index: &Index,
     rules: &PodRules,
@@ -458,11 +427,10 @@ fn score(
     candidate: &FitCandidate,
 ) -> Result<Score, Refusal> {
     kube_scheduler::check(rules, &candidate.facts, &candidate.requested).map_err(Refusal::KubeScheduler)?;
-    match &candidate.copy {
-        Some(copy) => (index.fleet())
-            .score_copy(copy, demand.devices(), demand.policies)
-            .map_err(Refusal::Devices),
+    let Some(copy) = &candidate.copy else {
         // A node of which only sums are known has the same score as long as these suffice.
-        None => Ok(Score::default()),
-    }
+        return Ok(Score::default());
+    };
+    let score = index.fleet().score_copy(copy, demand.devices(), demand.policies);
+    score.map_err(Refusal::Devices)
 }

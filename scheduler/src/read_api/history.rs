@@ -8,7 +8,6 @@ use proto::read_api::{History, HistoryPoint, Totals, VERSION};
 const MAX_POINTS: usize = 24 * 60;
 /// Most models of a point, so that a day takes at most 10 MB; all further models are summed up.
 const MAX_MODELS: usize = 32;
-/// The name of the sum of all further models.
 const OTHERS: &str = "others";
 
 /// The points of the last 24 hours, the oldest first.

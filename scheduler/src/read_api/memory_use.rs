@@ -1,8 +1,7 @@
 //! The memory that is in use on GPUs, as the device plugins measure it for their metrics.
 //!
-//! A request with `?use=true` makes the replica read the metrics of the plugins, a limited number at one time; the answers are
-//! kept for some seconds. The client waits only for a moment: requests to slower plugins go on, and the next client gets their
-//! answers.
+//! A request with `?use=true` makes the replica read the metrics of the plugins, a limited number at one time. The client waits
+//! only for a moment: requests to slower plugins go on, and the next client gets their answers, which are kept for some seconds.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -24,15 +23,13 @@ use tokio::time::{Instant, timeout};
 
 use crate::index::{Index, Shared};
 
-/// The time for which a plugin that measures is not asked again. Plugins measure every 15 s.
+/// For plugins that measure, which they do every 15 s.
 const ANSWER_TTL: Duration = Duration::from_secs(10);
-/// The time for which a plugin that does not measure, or does not answer, is not asked again.
+/// For plugins that do not measure, or do not answer.
 const FAILURE_TTL: Duration = Duration::from_secs(60);
 /// The longest time that a client of the read API waits for the answers of plugins.
 const CLIENT_WAIT: Duration = Duration::from_millis(800);
-/// The longest time that one plugin may take to answer.
 const PLUGIN_TIMEOUT: Duration = Duration::from_secs(3);
-/// Most plugins that are asked at one time.
 const MAX_CONNECTIONS: usize = 64;
 /// Largest answer of a plugin, in bytes: a node with a thousand containers has less.
 const MAX_ANSWER: usize = 1 << 20;
@@ -44,7 +41,6 @@ const GIVEN_TO_CONTAINER: &str = "gpushare_device_plugin_container_memory_given_
 /// The plugin's metric of the memory of one GPU that processes outside of containers use, up to the labels.
 const USED_BY_OTHERS: &str = "gpushare_device_plugin_unattributed_memory_used_bytes{";
 
-/// The reason that the memory in use on a node is not known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum UnknownUse {
     #[error("no running pod of the device plugin serves metrics there")]
@@ -55,7 +51,6 @@ pub(super) enum UnknownUse {
     NoAnswer,
 }
 
-/// The bytes of GPU memory in use on one node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct NodeMemoryUse {
     /// The bytes in use by all processes, by UUID of the GPU, without GPUs whose processes the plugin does not measure.
@@ -64,46 +59,27 @@ pub(super) struct NodeMemoryUse {
     pods: BTreeMap<(String, String, String), PodUse>,
 }
 
-/// The memory of one GPU that a pod uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct PodUse {
     bytes: u64,
-    /// True if one of its containers uses more than its share.
     is_over_share: bool,
 }
 
 /// The answer of one node's plugin, or the reason that there is none.
 pub(super) type Measured = Result<Arc<NodeMemoryUse>, UnknownUse>;
 
-/// The last answer of one node's plugin.
 #[derive(Debug)]
 struct PluginAnswer {
     /// UID of the plugin's pod: another pod may have other flags.
     pod: Box<str>,
-    /// The time of the answer.
     at: Instant,
     measured: Measured,
 }
 
-impl PluginAnswer {
-    /// Returns true if this pod of the plugin has answered, and not too long ago.
-    fn is_fresh(&self, pod: &str) -> bool {
-        let ttl = if self.measured.is_ok() {
-            ANSWER_TTL
-        } else {
-            FAILURE_TTL
-        };
-        *self.pod == *pod && self.at.elapsed() < ttl
-    }
-}
-
-/// The pod of a device plugin that serves metrics.
 #[derive(Clone, Debug)]
 struct PluginTarget {
     node: Arc<str>,
-    /// UID of the pod.
     pod: Box<str>,
-    /// Address of its metrics.
     address: SocketAddr,
 }
 
@@ -116,8 +92,7 @@ pub(super) struct PluginMeasurements {
 }
 
 impl PluginMeasurements {
-    /// The memory in use on these nodes, by the last answers of the plugins. It waits for newer answers
-    /// for at most [`CLIENT_WAIT`].
+    /// The memory in use on these nodes, by answers of the plugins for which it waits for at most [`CLIENT_WAIT`].
     pub(super) async fn measure(
         self: &Arc<Self>,
         index: &Shared<Index>,
@@ -128,11 +103,8 @@ impl PluginMeasurements {
             let index = index.read();
             for node in &nodes {
                 if let Some((pod, address)) = index.plugin_metrics(node) {
-                    targets.push(PluginTarget {
-                        node: Arc::clone(node),
-                        pod: pod.into(),
-                        address,
-                    });
+                    let (node, pod) = (Arc::clone(node), pod.into());
+                    targets.push(PluginTarget { node, pod, address });
                 }
             }
         }
@@ -155,7 +127,6 @@ impl PluginMeasurements {
         measured
     }
 
-    /// Asks the plugins without a fresh answer.
     async fn ask_all(self: Arc<Self>, targets: Vec<PluginTarget>) {
         let _one_at_a_time = self.asking.lock().await;
         let mut asked = JoinSet::new();
@@ -177,7 +148,7 @@ impl PluginMeasurements {
     }
 
     /// The plugins without a fresh answer. Those that failed before come last, because they take the longest.
-    fn outdated(&self, targets: Vec<PluginTarget>) -> Vec<PluginTarget> {
+    fn outdated(&self, mut targets: Vec<PluginTarget>) -> Vec<PluginTarget> {
         let mut answers = self.answers();
         // Answers of nodes that are gone are removed once they are old. A failure is kept for longer than it is valid: the
         // plugin is asked last then.
@@ -185,19 +156,16 @@ impl PluginMeasurements {
             let n_ttls: u32 = if answer.measured.is_ok() { 1 } else { 2 };
             answer.at.elapsed() < n_ttls * FAILURE_TTL
         });
-        let (mut outdated, mut failed) = (Vec::new(), Vec::new());
-        for target in targets {
-            match answers.get(&target.node) {
-                Some(answer) if answer.is_fresh(&target.pod) => {}
-                Some(answer) if answer.measured.is_err() => failed.push(target),
-                _ => outdated.push(target),
-            }
-        }
-        outdated.append(&mut failed);
-        outdated
+        targets.retain(|target| match answers.get(&target.node) {
+            Some(answer) => answer.pod != target.pod || answer.at.elapsed() >= ttl(&answer.measured),
+            None => true,
+        });
+        targets.sort_by_key(
+            |target| matches!(answers.get(&target.node), Some(answer) if answer.measured.is_err()),
+        );
+        targets
     }
 
-    /// Stores the answer of a plugin, whose request has ended.
     fn store(&self, asked: Option<Result<(PluginTarget, Measured), tokio::task::JoinError>>) {
         let Some(Ok((target, measured))) = asked else {
             return;
@@ -215,6 +183,11 @@ impl PluginMeasurements {
     }
 }
 
+/// The time for which a plugin with this answer is not asked again.
+fn ttl(measured: &Measured) -> Duration {
+    if measured.is_ok() { ANSWER_TTL } else { FAILURE_TTL }
+}
+
 /// Reads the metrics at an address; `None` if they cannot be read.
 async fn read_metrics(address: SocketAddr) -> Option<String> {
     let stream = TcpStream::connect(address).await.ok()?;
@@ -227,11 +200,8 @@ async fn read_metrics(address: SocketAddr) -> Option<String> {
     if response.status() != StatusCode::OK {
         return None;
     }
-    let body = Limited::new(response.into_body(), MAX_ANSWER)
-        .collect()
-        .await
-        .ok()?;
-    String::from_utf8(body.to_bytes().to_vec()).ok()
+    let body = Limited::new(response.into_body(), MAX_ANSWER).collect().await;
+    String::from_utf8(body.ok()?.to_bytes().to_vec()).ok()
 }
 
 /// The memory in use by the text of a plugin's metrics; `None` if the plugin does not measure.
@@ -262,9 +232,8 @@ fn parse(text: &str) -> Option<NodeMemoryUse> {
             ["device", "namespace", "pod"].map(|name| label(labels, name).unwrap_or_default().to_owned());
         let of_pod = parsed.pods.entry(pod.into()).or_default();
         of_pod.bytes = of_pod.bytes.saturating_add(*bytes);
-        of_pod.is_over_share |= given
-            .get(labels)
-            .is_some_and(|given| is_over_share(*bytes, *given));
+        let given = given.get(labels);
+        of_pod.is_over_share |= given.is_some_and(|given| is_over_share(*bytes, *given));
     }
     // A plugin that measures processes (`--measure-memory`) reports those outside of containers for every GPU, be it as 0. Others
     // know only the use of containers that the driver limits, which is not all that is in use.
@@ -272,9 +241,8 @@ fn parse(text: &str) -> Option<NodeMemoryUse> {
     // A pod with a container that was not measured is left out: the sum of the others would pass for the use of the whole pod.
     for labels in given.keys().filter(|labels| !measured.contains_key(*labels)) {
         let unmeasured = ["namespace", "pod"].map(|name| label(labels, name).unwrap_or_default());
-        parsed
-            .pods
-            .retain(|(_, namespace, pod), _| [namespace.as_str(), pod.as_str()] != unmeasured);
+        let pods = &mut parsed.pods;
+        pods.retain(|(_, namespace, pod), _| [namespace.as_str(), pod.as_str()] != unmeasured);
     }
     (!parsed.gpus.is_empty() || !parsed.pods.is_empty()).then_some(parsed)
 }
@@ -298,7 +266,6 @@ impl NodeMemoryUse {
         (!self.gpus.is_empty()).then(|| self.gpus.values().sum())
     }
 
-    /// Adds the memory in use to the GPUs of a node and the pods on them.
     pub(super) fn add_to(&self, node: &mut Node) {
         for gpu in &mut node.gpus {
             gpu.used = self.gpus.get(&gpu.uuid).copied();

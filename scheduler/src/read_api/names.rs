@@ -14,18 +14,15 @@ use super::json;
 /// Most forms of one node's JSON that are kept: clients that see the same names share one.
 const MAX_FORMS: usize = 4;
 
-/// A client with access to the read API.
 #[derive(Clone, Debug)]
 pub(super) struct Viewer {
     /// The client whose requests `computing_slot` limits: a hash of its token, the name in its certificate, or its address.
     pub(super) caller: Arc<str>,
-    /// The names of pods that it sees.
     pub(super) names: SeenNames,
     /// The header with the client's bearer token, for later reviews; `None` if it needs none, or has shown a certificate.
     pub(super) credentials: Option<HeaderMap>,
 }
 
-/// The names of pods that a client sees.
 #[derive(Clone, Debug)]
 pub(super) enum SeenNames {
     /// The names in all namespaces.
@@ -35,12 +32,10 @@ pub(super) enum SeenNames {
 }
 
 impl SeenNames {
-    /// Returns true if the client sees the names in all namespaces.
     pub(super) fn are_all(&self) -> bool {
         matches!(self, Self::All)
     }
 
-    /// Returns true if the client sees the names of the pods of a namespace.
     pub(super) fn include(&self, namespace: &str) -> bool {
         match self {
             Self::All => true,
@@ -48,8 +43,7 @@ impl SeenNames {
         }
     }
 
-    /// The end of the `ETag` for clients that see these names. A cache between must keep their answers apart from those of
-    /// others.
+    /// The end of the `ETag`: a cache between must keep answers to clients that see other names apart.
     pub(super) fn tag(&self) -> String {
         let Self::OfNamespaces(namespaces) = self else {
             return String::new();
@@ -60,12 +54,6 @@ impl SeenNames {
         format!("-{:x}", hasher.finish())
     }
 
-    /// Removes the names of pods that the client does not see from a node.
-    pub(super) fn hide_others(&self, node: &mut Node) {
-        node.hide_names(|namespace| self.include(namespace));
-    }
-
-    /// The pods without a node that the client sees.
     pub(super) fn pending(&self, pods: &[PendingPod]) -> Vec<PendingPod> {
         let seen = pods.iter().filter(|pod| self.include(&pod.namespace));
         seen.cloned().collect()
@@ -93,7 +81,7 @@ impl HiddenForms {
             return form.clone();
         }
         let mut node: Node = serde_json::from_slice(whole).unwrap_or_default();
-        names.hide_others(&mut node);
+        node.hide_names(|namespace| names.include(namespace));
         let form = Bytes::from(json(&node));
         // The oldest form is dropped; for a client that still needs it, it is made again.
         if forms.len() >= MAX_FORMS {

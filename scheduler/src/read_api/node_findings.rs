@@ -9,10 +9,8 @@ use proto::read_api::{Finding, Holder, Node, Severity};
 fn delete_commands(holders: &[Holder]) -> String {
     let mut commands = Vec::new();
     for holder in holders.iter().filter(|holder| !holder.name.is_empty()).take(3) {
-        commands.push(format!(
-            "`kubectl -n {} delete pod {}`",
-            holder.namespace, holder.name
-        ));
+        let Holder { namespace, name, .. } = holder;
+        commands.push(format!("`kubectl -n {namespace} delete pod {name}`"));
     }
     if commands.is_empty() {
         return "`kubectl gpushare top pods -A` shows the pods".to_owned();
@@ -22,10 +20,8 @@ fn delete_commands(holders: &[Holder]) -> String {
 
 /// The arguments by which kubectl finds the device plugin's pod on a node, in any namespace.
 fn plugin_pods(node: &Node) -> String {
-    format!(
-        "pods -A -l '{PLUGIN_SELECTOR}' --field-selector spec.nodeName={}",
-        node.name
-    )
+    let name = &node.name;
+    format!("pods -A -l '{PLUGIN_SELECTOR}' --field-selector spec.nodeName={name}")
 }
 
 /// The findings about one node of the state.
@@ -40,67 +36,43 @@ pub fn node_findings(node: &Node) -> Vec<Finding> {
             remedy,
         });
     };
+    let plugin_pods = plugin_pods(node);
     for problem in &node.problems {
-        add(
-            "node-report",
-            Severity::Error,
-            problem.clone(),
-            format!(
-                "correct the Device object or the node's annotations, or have the device plugin write them again: `kubectl delete {}`",
-                plugin_pods(node)
-            ),
+        let remedy = format!(
+            "correct the Device object or the node's annotations, or have the device plugin write them again: `kubectl delete {plugin_pods}`"
         );
+        add("node-report", Severity::Error, problem.clone(), remedy);
     }
     if let Some(problem) = &node.plugin {
-        add(
-            "plugin-serves",
-            Severity::Error,
-            problem.clone(),
-            format!(
-                "`kubectl get {}` names the device plugin's pod: see its events and its log",
-                plugin_pods(node)
-            ),
-        );
+        let remedy =
+            format!("`kubectl get {plugin_pods}` names the device plugin's pod: see its events and its log");
+        add("plugin-serves", Severity::Error, problem.clone(), remedy);
     }
     // A pod whose GPU is not known may be counted on each GPU of the node, and gets one finding.
     let mut with_finding = BTreeSet::new();
     for gpu in &node.gpus {
         if !gpu.healthy {
-            add(
-                "gpu-health",
-                Severity::Warning,
-                format!(
-                    "GPU {} ({}) is unhealthy and takes no new pods",
-                    gpu.minor, gpu.uuid
-                ),
-                format!(
-                    "see `kubectl describe devices.scheduling.koordinator.sh {}` and the node's kernel log (XID); reset or replace the GPU",
-                    node.name
-                ),
+            let (minor, uuid, name) = (gpu.minor, &gpu.uuid, &node.name);
+            let message = format!("GPU {minor} ({uuid}) is unhealthy and takes no new pods");
+            let remedy = format!(
+                "see `kubectl describe devices.scheduling.koordinator.sh {name}` and the node's kernel log (XID); reset or replace the GPU"
             );
+            add("gpu-health", Severity::Warning, message, remedy);
         }
         // The scheduler never overcommits a GPU: a record was edited, or the GPU reports less memory than before.
         if gpu.memory.allocated > gpu.memory.total {
-            add(
-                "gpu-overcommitted",
-                Severity::Error,
-                format!("pods hold more memory of GPU {} than it has", gpu.minor),
-                format!("delete one of its pods: {}", delete_commands(&gpu.holders)),
-            );
+            let message = format!("pods hold more memory of GPU {} than it has", gpu.minor);
+            let remedy = format!("delete one of its pods: {}", delete_commands(&gpu.holders));
+            add("gpu-overcommitted", Severity::Error, message, remedy);
         }
         for holder in &gpu.holders {
             if let Some(problem) = &holder.problem
                 && with_finding.insert(&holder.uid)
             {
-                add(
-                    "pod-record",
-                    Severity::Warning,
-                    format!("pod {}: {problem}", holder.display_name()),
-                    format!(
-                        "delete the pod to reschedule it: {}",
-                        delete_commands(std::slice::from_ref(holder))
-                    ),
-                );
+                let message = format!("pod {}: {problem}", holder.display_name());
+                let commands = delete_commands(std::slice::from_ref(holder));
+                let remedy = format!("delete the pod to reschedule it: {commands}");
+                add("pod-record", Severity::Warning, message, remedy);
             }
         }
     }

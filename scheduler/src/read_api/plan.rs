@@ -1,14 +1,10 @@
 //! `POST plan`: the moves by which GPUs become empty, or free memory comes together.
 //!
-//! A plan takes up to seconds, and a read lock as long would hold up watches and with them filters. So the nodes are copied into
-//! a fleet of their own, a few under each of many short read locks, and the search runs on the copy without a lock. The copy is
-//! not of one moment: a node that was copied early may have changed when the last one is copied, and a pod that moved meanwhile
-//! may be on two nodes of the copy, or on none. The answer has the number of changes before and after, which is the same if none
-//! came between. A plan is a proposal in any case: each move is checked again when it is made.
-//!
-//! A move ends a *holder*, a pod that holds devices, and its controller creates a *successor*. A plan sends that to a node that
-//! takes it by kube-scheduler's own rules as far as objects show them, by the node's plugin, and by devices, CPU and memory after
-//! all earlier moves. kube-scheduler's sums of other resources, ports, spreading and affinity to pods are not evaluated.
+//! A plan takes up to seconds, so the nodes are copied into a fleet of their own under many short read locks, and searched
+//! without a lock. A pod that moves meanwhile may be on two nodes of the copy, or on none: the answer has the number of changes
+//! before and after. Each move is checked again when it is made. A move ends a *holder*, and its controller creates a
+//! *successor*. kube-scheduler's sums of other resources than CPU and memory, ports, spreading and affinity to pods are not
+//! evaluated.
 
 use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
@@ -28,9 +24,7 @@ use tracing::debug;
 use crate::index::{HolderFacts, Index, ResourceDemand, Shared};
 use crate::kube_scheduler::PodRules;
 
-/// Nodes that are copied under one read lock.
 const NODES_PER_LOCK: usize = 4;
-/// Holders that are read under one read lock.
 const HOLDERS_PER_LOCK: usize = 16;
 /// Pairs of nodes and kinds of successors that are compared under one read lock, if no volume has node affinity.
 const PAIRS_PER_LOCK: usize = 256;
@@ -39,37 +33,12 @@ const PAIRS_PER_PART: usize = 4;
 /// The niceness of a thread that searches, of 0 to 19.
 const SEARCH_NICENESS: i32 = 10;
 
-/// A plan request that cannot be answered.
+/// The reason for which a plan request is not answered.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlanRequestError {
-    /// The limit of moves is too high.
-    #[error("maxMoves: {0} is more than {MAX_PLANNED_MOVES}, the most of one plan")]
-    TooManyMoves(usize),
-    /// The volumes of too many pods are named.
-    #[error("volumes: {0} pods are more than {MAX_PODS_WITH_VOLUMES}, the most of one plan")]
-    TooManyPods(usize),
-    /// The volumes of a pod have a node affinity that takes too long to compare.
-    #[error(
-        "volumes: the node affinity of pod {uid:?} has {n_parts} selectors, terms, requirements and values, and at \
-         most {MAX_AFFINITY_PARTS} may be"
-    )]
-    LongAffinity {
-        /// The pod's UID.
-        uid: String,
-        /// The parts.
-        n_parts: usize,
-    },
-    /// A node that is named is not known with GPUs.
-    #[error("there is no node {name:?} with GPUs; {known}")]
-    NoSuchNode {
-        /// The name.
-        name: String,
-        /// The nodes that there are, in words.
-        known: String,
-    },
-    /// No plan can exist for the goal.
-    #[error("{}", text(.0))]
-    Goal(PlanError),
+    /// A part of the request breaks a limit, names a node that does not exist, or no plan can exist for the goal.
+    #[error("{0}")]
+    Refused(String),
     /// The caller has left before the plan was made.
     #[error("the caller has left")]
     CallerLeft,
@@ -95,7 +64,6 @@ fn text(error: &PlanError) -> String {
     }
 }
 
-/// The nodes and holders that a plan is made from, without a lock.
 struct PlanInput {
     fleet: Fleet,
     /// Each node by its identifier in the index and in the copy.
@@ -110,7 +78,6 @@ struct SuccessorKind<'a> {
     rules: usize,
     isolation: Option<Box<str>>,
     in_units: bool,
-    /// The node affinity of its volumes.
     volumes: &'a [NodeSelector],
 }
 
@@ -118,17 +85,12 @@ struct SuccessorKind<'a> {
 struct AllowedNodes<'a> {
     rules: &'a PodRules,
     demand: &'a ResourceDemand<'static>,
-    /// The node affinity of the volumes.
     volumes: &'a [NodeSelector],
     /// In rising order.
     nodes: Vec<NodeId>,
 }
 
-/// The plan for a goal. `now` is in seconds since 1970; `has_left` returns true once the caller has left; `before_search` runs
-/// between the last lock and the search (`give_way`).
-///
-/// # Errors
-/// The goal names nodes, GPUs or amounts that there are not, a limit is too high, or the caller has left.
+/// The plan for a goal. `now` is in unix seconds; `before_search` runs between the last lock and the search (`give_way`).
 pub fn plan(
     index: &Shared<Index>,
     request: &PlanRequest,
@@ -138,7 +100,9 @@ pub fn plan(
 ) -> Result<PlanAnswer, PlanRequestError> {
     let max_moves = request.limits.max_moves;
     if max_moves > MAX_PLANNED_MOVES {
-        return Err(PlanRequestError::TooManyMoves(max_moves));
+        return Err(PlanRequestError::Refused(format!(
+            "maxMoves: {max_moves} is more than {MAX_PLANNED_MOVES}, the most of one plan"
+        )));
     }
     check_volumes(&request.limits.volumes)?;
     let generation = index.read().fleet().n_changes();
@@ -146,11 +110,10 @@ pub fn plan(
     let input = PlanInput::read(reader, request, i64::try_from(now).unwrap_or(i64::MAX))?;
     let kinds = input.allowed_nodes(reader, &request.limits.volumes)?;
     let generation_after = index.read().fleet().n_changes();
-    let holders: Vec<Holder<'_>> = input
-        .holders
-        .iter()
-        .map(|facts| input.holder(facts, &kinds, &request.limits.volumes))
-        .collect();
+    let mut holders = Vec::with_capacity(input.holders.len());
+    for facts in &input.holders {
+        holders.push(input.holder(facts, &kinds, &request.limits.volumes));
+    }
     let limits = Limits {
         max_moves,
         min_run_seconds: request.limits.min_run_seconds,
@@ -163,8 +126,7 @@ pub fn plan(
     Ok(answer)
 }
 
-/// Raises the niceness of this thread, so that filters get the core first. A thread that holds a lock must not do so, as others
-/// wait for it.
+/// Raises the niceness of this thread, which must hold no lock then: others would wait for it.
 pub(super) fn give_way() {
     if let Err(error) = setpriority_process(None, SEARCH_NICENESS) {
         debug!(%error, "a plan is searched for at the priority of filters");
@@ -174,19 +136,21 @@ pub(super) fn give_way() {
 /// Refuses volumes of more pods, or with longer node affinity, than can be compared with all nodes in a short time.
 fn check_volumes(volumes: &PodVolumes) -> Result<(), PlanRequestError> {
     if volumes.len() > MAX_PODS_WITH_VOLUMES {
-        return Err(PlanRequestError::TooManyPods(volumes.len()));
+        return Err(PlanRequestError::Refused(format!(
+            "volumes: {} pods are more than {MAX_PODS_WITH_VOLUMES}, the most of one plan",
+            volumes.len()
+        )));
     }
     let parts = volumes.iter().map(|(uid, selectors)| (uid, n_parts(selectors)));
     match parts.max_by_key(|(_, n_parts)| *n_parts) {
-        Some((uid, n_parts)) if n_parts > MAX_AFFINITY_PARTS => Err(PlanRequestError::LongAffinity {
-            uid: uid.clone(),
-            n_parts,
-        }),
+        Some((uid, n_parts)) if n_parts > MAX_AFFINITY_PARTS => Err(PlanRequestError::Refused(format!(
+            "volumes: the node affinity of pod {uid:?} has {n_parts} selectors, terms, requirements and values, and at \
+             most {MAX_AFFINITY_PARTS} may be"
+        ))),
         _ => Ok(()),
     }
 }
 
-/// The parts of all selectors, by [`NodeSelector::n_parts`].
 fn n_parts(selectors: &[NodeSelector]) -> usize {
     selectors.iter().map(NodeSelector::n_parts).sum()
 }
@@ -202,18 +166,10 @@ fn plan_id(goal: &PlanGoal, answer: &PlanAnswer) -> String {
 fn concerns(goal: &PlanGoal, name: &str) -> bool {
     match goal {
         PlanGoal::EmptyNode { node } | PlanGoal::EmptyGpus { node, .. } => node == name,
-        PlanGoal::Free { nodes, .. } => nodes
-            .as_ref()
-            .is_none_or(|nodes| nodes.iter().any(|node| node == name)),
-        PlanGoal::Join {} => true,
-    }
-}
-
-/// Returns true if a plan for the goal frees memory for other pods: memory of a node that takes no pods is of no use to them.
-const fn frees_memory(goal: &PlanGoal) -> bool {
-    match goal {
-        PlanGoal::Free { .. } | PlanGoal::Join {} => true,
-        PlanGoal::EmptyNode { .. } | PlanGoal::EmptyGpus { .. } => false,
+        PlanGoal::Free { nodes: None, .. } | PlanGoal::Join {} => true,
+        PlanGoal::Free {
+            nodes: Some(nodes), ..
+        } => nodes.iter().any(|node| node == name),
     }
 }
 
@@ -246,16 +202,23 @@ impl PlanInput {
             nodes: Vec::with_capacity(ids.len()),
             holders: Vec::new(),
         };
+        let frees_memory = matches!(request.goal, PlanGoal::Free { .. } | PlanGoal::Join {});
         for chunk in ids.chunks(NODES_PER_LOCK) {
             let copies = reader.read(|index| {
-                let copies = chunk.iter().filter_map(|id| {
-                    let mut copy = index.fleet().copy_node(*id)?;
-                    if frees_memory(&request.goal) && index.takes_no_pods(index.fleet().view(*id)?.name()) {
+                let mut copies = Vec::with_capacity(chunk.len());
+                for id in chunk {
+                    let (Some(mut copy), Some(view)) =
+                        (index.fleet().copy_node(*id), index.fleet().view(*id))
+                    else {
+                        continue;
+                    };
+                    // Free memory of a node that takes no pods is of no use to them.
+                    if frees_memory && index.takes_no_pods(view.name()) {
                         copy.close_gpus();
                     }
-                    Some((*id, copy))
-                });
-                copies.collect::<Vec<_>>()
+                    copies.push((*id, copy));
+                }
+                copies
             })?;
             for (id, copy) in copies {
                 input.nodes.push((id, input.fleet.insert(copy)));
@@ -275,12 +238,15 @@ impl PlanInput {
         }
         // A pod whose volumes the caller does not name, or whose disruption budgets are used up, stays too.
         for holder in &mut input.holders {
-            if holder.stays.is_none() {
-                let volumes = request.limits.volumes.get(holder.owner.as_str());
-                let is_unknown = holder.has_claims && volumes.is_none();
-                let obstacle = is_unknown.then_some(Obstacle::Volume);
-                holder.stays = obstacle.or_else(|| holder.protection.take());
+            if holder.stays.is_some() {
+                continue;
             }
+            let volumes = request.limits.volumes.get(holder.owner.as_str());
+            holder.stays = if holder.has_claims && volumes.is_none() {
+                Some(Obstacle::Volume)
+            } else {
+                holder.protection.take()
+            };
         }
         Ok(input)
     }
@@ -313,14 +279,13 @@ impl PlanInput {
                             continue;
                         };
                         for allowed in &mut *some {
-                            let AllowedNodes {
-                                rules,
-                                demand,
-                                volumes,
-                                nodes,
-                            } = &mut **allowed;
-                            if index.allows_successor(view.name(), rules, demand, volumes) {
-                                nodes.push(*copied);
+                            if index.allows_successor(
+                                view.name(),
+                                &allowed.rules,
+                                &allowed.demand,
+                                &allowed.volumes,
+                            ) {
+                                allowed.nodes.push(*copied);
                             }
                         }
                     }
@@ -364,7 +329,6 @@ impl PlanInput {
         }
     }
 
-    /// Searches the moves for the goal on the copied fleet.
     fn plan(
         &self,
         goal: &PlanGoal,
@@ -389,32 +353,27 @@ impl PlanInput {
             }
             PlanGoal::Join {} => Goal::Join,
         };
-        placement::plan(&self.fleet, goal, holders, limits).map_err(PlanRequestError::Goal)
+        let found = placement::plan(&self.fleet, goal, holders, limits);
+        found.map_err(|error| PlanRequestError::Refused(text(&error)))
     }
 
-    /// A node with GPUs by its name.
     fn node(&self, name: &str) -> Result<NodeId, PlanRequestError> {
-        let has_gpus = |view: &NodeView<'_>| {
-            view.inventory()
-                .is_some_and(|inventory| !inventory.gpus.is_empty())
-        };
         let view = self.fleet.node_id(name).and_then(|id| self.fleet.view(id));
-        let id = view.filter(has_gpus).map(NodeView::id);
-        id.ok_or_else(|| PlanRequestError::NoSuchNode {
-            name: name.to_owned(),
-            known: placement::nodes_with_gpus(&self.fleet),
-        })
+        match view.and_then(|view| Some((view.id(), view.inventory()?))) {
+            Some((id, inventory)) if !inventory.gpus.is_empty() => Ok(id),
+            _ => Err(PlanRequestError::Refused(format!(
+                "there is no node {name:?} with GPUs; {}",
+                placement::nodes_with_gpus(&self.fleet)
+            ))),
+        }
     }
 
-    /// The plan in the terms of the read API.
     fn answer(&self, plan: &Plan) -> PlanAnswer {
         let pods: BTreeMap<&OwnerId, &HolderFacts> =
             self.holders.iter().map(|facts| (&facts.owner, facts)).collect();
-        let name_of = |owner: &OwnerId| {
-            let facts = pods.get(owner);
-            facts.map_or_else(Default::default, |facts| {
-                (facts.namespace.to_string(), facts.name.to_string())
-            })
+        let name_of = |owner: &OwnerId| match pods.get(owner) {
+            Some(facts) => (facts.namespace.to_string(), facts.name.to_string()),
+            None => Default::default(),
         };
         let node_name = |id: NodeId| {
             let view = self.fleet.view(id);

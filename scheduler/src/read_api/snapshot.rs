@@ -21,16 +21,13 @@ use crate::index::{Index, Shared, view};
 
 /// The age at which a snapshot is renewed: clients see changes at most this much later.
 pub(super) const MAX_AGE: Duration = Duration::from_secs(1);
-/// Nodes that are copied under one read lock.
 const NODES_PER_LOCK: usize = 4;
 /// Most namespaces that are reviewed for one client, the largest first; names in other namespaces are hidden.
 const MAX_REVIEWED: usize = 32;
-/// Most pending pods of a snapshot.
 const MAX_PENDING: usize = 1000;
 /// Most removed nodes that are remembered for clients that resume.
 const MAX_REMOVED: usize = 4096;
 
-/// The state at one revision.
 #[derive(Clone, Debug, Default)]
 pub(super) struct StateSnapshot {
     /// A text that identifies this process among all replicas and restarts.
@@ -49,10 +46,8 @@ pub(super) struct StateSnapshot {
     namespaces: BTreeMap<Arc<str>, usize>,
 }
 
-/// The pods that ask for devices and have no node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Pending {
-    /// The first revision with these pods.
     pub(super) revision: u64,
     /// The number of all such pods, of which `pods` has at most [`MAX_PENDING`].
     pub(super) total: usize,
@@ -62,12 +57,10 @@ pub(super) struct Pending {
 /// A node of the state as JSON, with the values that sums and findings need.
 #[derive(Debug)]
 pub(super) struct RenderedNode {
-    /// The first revision with this JSON.
     pub(super) revision: u64,
     pub(super) json: Bytes,
     /// The findings of `doctor` about the node, with the names of all pods.
     pub(super) findings: Vec<Finding>,
-    /// The namespaces of its pods.
     namespaces: Vec<Arc<str>>,
     hidden_forms: HiddenForms,
     pub(super) model: String,
@@ -77,7 +70,6 @@ pub(super) struct RenderedNode {
     has_assumed: bool,
 }
 
-/// The difference between two revisions.
 #[derive(Debug, Default)]
 pub(super) struct Delta {
     pub(super) changed: Vec<Arc<RenderedNode>>,
@@ -86,7 +78,6 @@ pub(super) struct Delta {
 }
 
 impl Delta {
-    /// Returns true if the two revisions do not differ.
     pub(super) fn is_empty(&self) -> bool {
         self.changed.is_empty() && self.removed.is_empty() && !self.has_pending_changed
     }
@@ -152,7 +143,6 @@ impl StateSnapshot {
         Some(delta)
     }
 
-    /// Removes a node; returns true if the snapshot had it.
     fn remove(&mut self, name: &Arc<str>) -> bool {
         if self.nodes.remove(name).is_none() {
             return false;
@@ -167,7 +157,6 @@ impl StateSnapshot {
         true
     }
 
-    /// Computes the sums over nodes and pods again.
     fn sum_up(&mut self) {
         // From all nodes, since a node's old totals cannot be subtracted from sums that have saturated.
         self.totals = Totals::default();
@@ -209,10 +198,8 @@ type Rendering = (NodeId, u64, Option<(String, RenderedNode)>);
 
 /// The differences between the last snapshot and the index.
 struct Changes {
-    /// The nodes to render again, with their versions.
     nodes: Vec<(NodeId, u64)>,
     gone: Vec<NodeId>,
-    /// The requests that are typical now.
     typical: Vec<RequestedGpus>,
     all_plugins_serve: bool,
     pending: Pending,
@@ -255,11 +242,8 @@ impl StatePublisher {
             {
                 let index = self.index.read();
                 for (id, version) in chunk {
-                    copies.push((
-                        *id,
-                        *version,
-                        view::listed_node(index.filter(), *id, &changes.typical),
-                    ));
+                    let node = view::listed_node(index.filter(), *id, &changes.typical);
+                    copies.push((*id, *version, node));
                 }
             }
             for (id, version, node) in copies {
@@ -368,17 +352,15 @@ impl StatePublisher {
 }
 
 impl RenderedNode {
-    /// The JSON for a client that sees these names.
     pub(super) fn json_for(&self, names: &SeenNames) -> Bytes {
         self.hidden_forms.get(names, &self.namespaces, &self.json)
     }
 
     /// Serializes a node once, so that all clients share the text; returns it with the node's name.
     fn from(node: Node) -> (String, Self) {
-        let mut holders = node.gpus.iter().flat_map(|gpu| &gpu.holders);
-        let has_assumed = holders.any(|holder| holder.assumed);
-        let mut namespaces = BTreeSet::new();
+        let (mut has_assumed, mut namespaces) = (false, BTreeSet::new());
         for holder in node.gpus.iter().flat_map(|gpu| &gpu.holders) {
+            has_assumed |= holder.assumed;
             if !namespaces.contains(holder.namespace.as_str()) {
                 namespaces.insert(Arc::from(holder.namespace.as_str()));
             }

@@ -20,7 +20,6 @@ use super::{ReadApi, json, parameter};
 
 /// Nodes in one piece of the body. Between two pieces the extender's filter requests run.
 const NODES_PER_PIECE: usize = 16;
-/// An empty list of nodes in the JSON of a state.
 const NO_NODES: &[u8] = b"\"nodes\":[]";
 
 /// The memory in use, by node; empty unless the client has asked for it.
@@ -35,13 +34,9 @@ struct StateBody {
     head: Option<Bytes>,
     /// The JSON of the state behind the nodes, until it is sent.
     tail: Option<Bytes>,
-    /// True once a node was sent, so that a comma comes before the next.
-    has_nodes: bool,
-    /// The name of the last node that was rendered.
     last_rendered: Option<Arc<str>>,
 }
 
-/// Answers a request for the state.
 pub(super) async fn state(
     State(api): State<Arc<ReadApi>>,
     Extension(viewer): Extension<Viewer>,
@@ -61,10 +56,11 @@ pub(super) async fn state(
         in_use = api.memory_use.measure(api.index(), nodes).await;
     } else {
         let tag = format!("\"{}{}\"", snapshot.id(), viewer.names.tag());
-        let client_tags = headers
-            .get(header::IF_NONE_MATCH)
-            .and_then(|tag| tag.to_str().ok());
-        if client_tags.is_some_and(|tags| tags.split(',').any(|client_tag| client_tag.trim() == tag)) {
+        let client_tags = headers.get(header::IF_NONE_MATCH);
+        let client_tags = client_tags
+            .and_then(|tags| tags.to_str().ok())
+            .unwrap_or_default();
+        if client_tags.split(',').any(|client_tag| client_tag.trim() == tag) {
             return (StatusCode::NOT_MODIFIED, [(header::ETAG, tag)]).into_response();
         }
         response_headers.extend(tag.parse().map(|tag| (header::ETAG, tag)));
@@ -94,9 +90,8 @@ impl StateBody {
             names_hidden: !names.are_all(),
         });
         // The nodes go between the brackets of the empty list.
-        let split = whole
-            .windows(NO_NODES.len())
-            .position(|window| window == NO_NODES);
+        let mut windows = whole.windows(NO_NODES.len());
+        let split = windows.position(|window| window == NO_NODES);
         let at = split.map_or(0, |at| at + NO_NODES.len() - 1);
         let whole = Bytes::from(whole);
         Self {
@@ -105,12 +100,10 @@ impl StateBody {
             in_use,
             tail: Some(whole.slice(at..)),
             head: Some(whole.slice(..at)),
-            has_nodes: false,
             last_rendered: None,
         }
     }
 
-    /// The next piece of the body; `None` at its end.
     fn next(&mut self) -> Option<Bytes> {
         if let Some(head) = self.head.take() {
             return Some(head);
@@ -120,12 +113,12 @@ impl StateBody {
         let mut piece = Vec::new();
         let snapshot = Arc::clone(&self.snapshot);
         let last = self.last_rendered.take();
+        let mut has_nodes = last.is_some();
         for (name, node) in snapshot.nodes_after(last.as_ref()).take(NODES_PER_PIECE) {
-            if self.has_nodes {
+            if std::mem::replace(&mut has_nodes, true) {
                 piece.push(b',');
             }
             piece.extend_from_slice(&self.node_json(name, node));
-            self.has_nodes = true;
             self.last_rendered = Some(Arc::clone(name));
         }
         if piece.is_empty() {
@@ -142,7 +135,7 @@ impl StateBody {
         let mut node: Node = serde_json::from_slice(&rendered.json).unwrap_or_default();
         // Before names are hidden, since plugins report pods by name.
         in_use.add_to(&mut node);
-        self.names.hide_others(&mut node);
+        node.hide_names(|namespace| self.names.include(namespace));
         json(&node).into()
     }
 }
@@ -152,14 +145,12 @@ fn unknown_use(in_use: &UseByNode) -> BTreeMap<String, Vec<String>> {
     let mut unknown: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for (node, measured) in in_use {
         let reason = match measured {
-            Err(reason) => Some(*reason),
-            Ok(in_use) if in_use.total().is_none() => Some(UnknownUse::NotMeasured),
-            Ok(_) => None,
+            Err(reason) => *reason,
+            Ok(in_use) if in_use.total().is_none() => UnknownUse::NotMeasured,
+            Ok(_) => continue,
         };
-        if let Some(reason) = reason {
-            let nodes = unknown.entry(reason.to_string()).or_default();
-            nodes.push(node.to_string());
-        }
+        let nodes = unknown.entry(reason.to_string()).or_default();
+        nodes.push(node.to_string());
     }
     for nodes in unknown.values_mut() {
         nodes.sort_unstable();

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rstest::rstest;
+use scheduler::config::Serving;
 use scheduler::extender::{bind, requeue};
 use scheduler::leader::Leadership;
-use scheduler::offline;
 use scheduler::room::Room;
 use serde_json::{Value, json};
 use tokio::time::sleep;
@@ -192,7 +192,7 @@ async fn a_failed_announcement_is_repeated(#[case] fault: Fault, #[case] pause: 
 
 #[tokio::test(start_paused = true)]
 async fn a_replica_without_leadership_announces_nothing() {
-    let world = World::with_leadership(&offline::serving(), Leadership::standby());
+    let world = World::with_leadership(&Serving::default(), Leadership::standby());
     world.list::<proto::node::Node>(&[node("n1", "MiB")]);
     world.list::<scheduler::index::RawDevice>(&[device("n1", &[100])]);
     world.list::<proto::pod::Pod>(&[]);

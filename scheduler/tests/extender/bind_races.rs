@@ -348,7 +348,7 @@ fn lister(pod: Value) -> Client {
 async fn binds_wait_after_a_start(#[case] listed: Value, #[case] waits: bool) {
     let pod = units("p", 1);
     let leadership = Leadership::alone_after_takeover();
-    let world = World::with_leadership(&scheduler::offline::serving(), leadership.clone());
+    let world = World::with_leadership(&scheduler::config::Serving::default(), leadership.clone());
     world.list::<proto::node::Node>(&[node("n1", "MiB")]);
     world.list::<scheduler::index::RawDevice>(&[device("n1", &[16_276])]);
     let world = world.with_pod(&pod);
@@ -386,7 +386,7 @@ async fn a_written_binding_that_a_list_leaves_out_is_checked() {
 #[tokio::test(start_paused = true)]
 async fn filters_do_not_wait_for_binds() {
     let pods = [units("a", 1), units("b", 1)];
-    let mut serving = scheduler::offline::serving();
+    let mut serving = scheduler::config::Serving::default();
     serving.concurrency = 1;
     let world = World::unsynced(&serving);
     world.list::<proto::node::Node>(&[node("n1", "MiB")]);

@@ -6,7 +6,6 @@ use http::{HeaderValue, Method, Request, StatusCode};
 use http_body_util::BodyExt;
 use proptest::prelude::*;
 use scheduler::config::Serving;
-use scheduler::offline;
 use serde_json::json;
 use tower::ServiceExt;
 
@@ -79,7 +78,7 @@ proptest! {
     ) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
         runtime.block_on(async {
-            let world = World::unsynced(&Serving { tls_from_secret: guarded, ..offline::serving() }).with_node("n1", &[1000]);
+            let world = World::unsynced(&Serving { tls_from_secret: guarded, ..Serving::default() }).with_node("n1", &[1000]);
             let mut request = Request::builder().method(method).uri(format!("{path}?{query}")).body(Body::from(body)).unwrap();
             for (header, value) in [("authorization", authorization), ("content-length", length.map(String::into_bytes))] {
                 if let Some(value) = value.and_then(|value| HeaderValue::from_bytes(&value).ok()) {

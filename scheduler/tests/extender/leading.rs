@@ -4,8 +4,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use http::StatusCode;
 use rstest::rstest;
+use scheduler::config::Serving;
 use scheduler::leader::Leadership;
-use scheduler::offline;
 use serde_json::json;
 
 use crate::objects::{annotated, device, node, placed_by_old_extender, units};
@@ -15,7 +15,7 @@ use crate::world::World;
 async fn a_standby_replica_serves_no_verb_and_no_view() {
     let leadership = Leadership::standby();
     let pod = units("p", 1);
-    let world = World::with_leadership(&offline::serving(), leadership.clone());
+    let world = World::with_leadership(&Serving::default(), leadership.clone());
     world.list::<proto::node::Node>(&[node("n1", "MiB")]);
     world.list::<scheduler::index::RawDevice>(&[device("n1", &[16_276])]);
     world.list::<proto::pod::Pod>(std::slice::from_ref(&pod));
@@ -90,7 +90,7 @@ async fn a_leader_whose_clock_is_behind_continues_from_the_assume_times_of_its_p
 /// An earlier process in the pod may have set the label.
 #[tokio::test(start_paused = true)]
 async fn a_standby_replica_with_a_stale_leader_label_is_not_ready() {
-    let world = World::with_leadership(&offline::serving(), Leadership::standby());
+    let world = World::with_leadership(&Serving::default(), Leadership::standby());
     world.list::<proto::node::Node>(&[]);
     world.list::<scheduler::index::RawDevice>(&[]);
     world.list::<proto::pod::Pod>(&[]);

@@ -466,7 +466,7 @@ async fn malformed_preemption_requests_are_refused() {
         .send("POST", "/gpushare-scheduler/preempt", r#"{"Pod": 1}"#)
         .await;
     assert_eq!(status, 400, "{text}");
-    let unready = World::unsynced(&scheduler::offline::serving());
+    let unready = World::unsynced(&scheduler::config::Serving::default());
     let body = json!({"Pod": important("new", 1), "NodeNameToMetaVictims": {}}).to_string();
     assert_eq!(
         unready.send("POST", "/gpushare-scheduler/preempt", body).await.0,

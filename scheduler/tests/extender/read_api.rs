@@ -13,6 +13,7 @@ use proto::pod::Pod;
 use proto::read_api::{Explanation, FitAnswer, State};
 use rstest::rstest;
 use scheduler::bind::PodId;
+use scheduler::config::Serving;
 use scheduler::index::{Assumed, Index, Shared};
 use scheduler::offline;
 use scheduler::read_api::{ReadApi, explain, fit, router, state_of};
@@ -198,7 +199,7 @@ async fn requests_that_cannot_be_answered() {
     let guarded = api_of(&world, true);
     let (status, _) = world.send_to(&guarded, "GET", "/v1/state", Body::empty()).await;
     assert_eq!(status, StatusCode::UNAUTHORIZED);
-    let unsynced = World::unsynced(&offline::serving());
+    let unsynced = World::unsynced(&Serving::default());
     let (status, text) = unsynced
         .send_to(&api_of(&unsynced, false), "GET", "/v1/state", Body::empty())
         .await;

@@ -8,7 +8,6 @@ use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt;
 use rstest::rstest;
 use scheduler::config::Serving;
-use scheduler::offline;
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
@@ -22,7 +21,7 @@ const PATH: &str = "/gpushare-scheduler/inspect";
 fn guarded() -> World {
     let world = World::unsynced(&Serving {
         tls_from_secret: true,
-        ..offline::serving()
+        ..Serving::default()
     })
     .with_node("n1", &[100]);
     world.apply_pod(&units("p", 10));

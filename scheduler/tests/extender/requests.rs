@@ -4,7 +4,7 @@ use http::StatusCode;
 use insta::{assert_json_snapshot, assert_snapshot};
 use proto::read_api::FitRequest;
 use rstest::rstest;
-use scheduler::offline;
+use scheduler::config::Serving;
 use scheduler::read_api::{explain, fit};
 use serde_json::{Value, json};
 
@@ -440,7 +440,7 @@ async fn malformed_bodies_are_refused(
 
 #[tokio::test]
 async fn oversized_bodies_are_refused() {
-    let mut serving = offline::serving();
+    let mut serving = Serving::default();
     serving.max_body = 1024;
     let world = World::unsynced(&serving);
     let (status, text) = world

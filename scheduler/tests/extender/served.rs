@@ -12,8 +12,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use scheduler::certificates::files::CertificateFiles;
 use scheduler::certificates::metrics::CertificateMetrics;
-use scheduler::config::TlsFiles;
-use scheduler::offline;
+use scheduler::config::{Serving, TlsFiles};
 
 use serde_json::json;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -103,7 +102,7 @@ async fn http_is_served_until_the_process_stops() {
 
 #[tokio::test]
 async fn connections_that_send_no_complete_request_are_closed() {
-    let mut serving = offline::serving();
+    let mut serving = Serving::default();
     serving.read_timeout = Duration::from_millis(200);
     let world = World::unsynced(&serving);
     let server = start(&world, None, serving.read_timeout).await;
@@ -213,7 +212,7 @@ impl Certificates {
 #[tokio::test]
 async fn verbs_need_a_client_certificate_and_probes_do_not() {
     let certificates = Certificates::new();
-    let mut serving = offline::serving();
+    let mut serving = Serving::default();
     serving.tls = Some(certificates.files());
     let world = World::unsynced(&serving);
     let tls = load(certificates.files()).unwrap().current();

@@ -7,8 +7,8 @@ use http::StatusCode;
 use insta::assert_snapshot;
 use prometheus_client::registry::Registry;
 use proto::node::Node;
+use scheduler::config::Serving;
 use scheduler::metrics::register_watches;
-use scheduler::offline;
 use serde_json::{Value, json};
 
 use crate::objects::{annotated, on, units};
@@ -32,7 +32,7 @@ async fn inspect_keeps_the_json_of_the_old_extender() {
 
 #[tokio::test]
 async fn verbs_are_refused_until_all_lists_are_complete() {
-    let world = World::unsynced(&offline::serving());
+    let world = World::unsynced(&Serving::default());
     let body = json!({"Pod": units("p", 1), "NodeNames": ["n1"]}).to_string();
     world.list::<Node>(&[]);
     for verb in ["filter", "prioritize"] {

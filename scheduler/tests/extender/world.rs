@@ -22,7 +22,6 @@ use scheduler::extender::{Extender, health_router, router};
 use scheduler::index::{HintTimes, Index, RawDevice, Shared};
 use scheduler::leader::Leadership;
 use scheduler::metrics::Metrics;
-use scheduler::offline;
 use scheduler::watch::ObjectStore;
 use serde_json::{Value, json};
 use tower::ServiceExt;
@@ -55,7 +54,7 @@ impl World {
 
     /// An empty cluster, all listed, and this number of nodes in the results of `filter`.
     pub(crate) fn with_answer_nodes(answers: &str) -> Self {
-        Self::configured(&offline::serving(), Leadership::alone(), |extender| {
+        Self::configured(&Serving::default(), Leadership::alone(), |extender| {
             extender.answer_nodes = answers.parse().unwrap();
         })
         .listed()
@@ -63,7 +62,7 @@ impl World {
 
     /// An empty cluster, all listed, and this form of nodes without room in the results of `filter`.
     pub(crate) fn with_misfit_nodes(misfits: MisfitNodes) -> Self {
-        Self::configured(&offline::serving(), Leadership::alone(), |extender| {
+        Self::configured(&Serving::default(), Leadership::alone(), |extender| {
             extender.misfit_nodes = misfits;
         })
         .listed()
@@ -88,7 +87,7 @@ impl World {
 
     fn making_room_before_budgets_by(evicts: bool) -> Self {
         let making_room = |extender: &mut Extender| extender.evicts_for_room = Some(evicts);
-        Self::configured(&offline::serving(), Leadership::alone(), making_room).listed()
+        Self::configured(&Serving::default(), Leadership::alone(), making_room).listed()
     }
 
     fn configured(serving: &Serving, leadership: Leadership, configure: impl FnOnce(&mut Extender)) -> Self {
@@ -115,12 +114,12 @@ impl World {
 
     /// An empty cluster, all listed.
     pub(crate) fn new() -> Self {
-        Self::unsynced(&offline::serving()).listed()
+        Self::unsynced(&Serving::default()).listed()
     }
 
     /// An empty cluster, all listed, in which pods may see all devices of their node.
     pub(crate) fn allowing_all_devices() -> Self {
-        let world = Self::unsynced(&offline::serving());
+        let world = Self::unsynced(&Serving::default());
         let empty = Index::new(ResourceNames::default(), Policies::default(), HINT);
         *world.index.write() = empty.allowing_all_devices(true);
         world.listed()
@@ -128,7 +127,7 @@ impl World {
 
     /// An empty cluster, all listed, in which pods demand limits that the driver enforces.
     pub(crate) fn demanding_limits() -> Self {
-        let world = Self::unsynced(&offline::serving());
+        let world = Self::unsynced(&Serving::default());
         let empty = Index::new(ResourceNames::default(), Policies::default(), HINT);
         *world.index.write() = empty.demanding(DemandedEnforcement::Driver);
         world.listed()
@@ -136,7 +135,7 @@ impl World {
 
     /// An empty cluster, all listed, with these lifetimes of hints.
     pub(crate) fn with_hint_times(times: HintTimes) -> Self {
-        let world = Self::unsynced(&offline::serving());
+        let world = Self::unsynced(&Serving::default());
         let empty = Index::new(ResourceNames::default(), Policies::default(), HINT);
         *world.index.write() = empty.with_hint_times(times);
         world.listed()
@@ -146,7 +145,7 @@ impl World {
     pub(crate) fn with_bind_concurrency(most: usize) -> Self {
         let serving = Serving {
             bind_concurrency: most,
-            ..offline::serving()
+            ..Serving::default()
         };
         Self::unsynced(&serving).listed()
     }

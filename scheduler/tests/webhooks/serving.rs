@@ -232,7 +232,7 @@ async fn the_extender_accepts_client_certificates_of_the_same_authority() {
     let mut keeper = keeper(&api, &mut registry);
     let serving = scheduler::config::Serving {
         tls_from_secret: true,
-        ..offline::serving()
+        ..scheduler::config::Serving::default()
     };
     let index = scheduler::index::Shared::new(offline::index(
         std::iter::empty(),

@@ -98,7 +98,7 @@ impl World {
         let [nodes, devices, pods] = ["nodes", "devices", "pods"].map(|kind| case.list(kind));
         let [node_objects, device_objects, pod_objects] =
             [nodes, devices, pods].map(|list| list.iter().cloned());
-        let mut extender = offline::extender(node_objects, device_objects, pod_objects);
+        let mut extender = offline::extender(offline::index(node_objects, device_objects, pod_objects));
         // kube-scheduler's choice among several nodes is not the matter: all that fit have to be seen.
         extender.answer_nodes = AnswerNodes::All;
         let extender = Arc::new(extender);

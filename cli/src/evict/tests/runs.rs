@@ -2,6 +2,7 @@
 
 use super::world::{State, World, pod};
 use super::*;
+use crate::args::NodeGpus;
 use crate::plan::AskedPlan;
 
 const EMPTY: [&str; 2] = ["empty-node", "n1"];
@@ -460,7 +461,11 @@ async fn open_leaves_other_gpus_closed(
     let world = world();
     world.state().closed = closed;
     let (connection, ..) = world.prepare(&EMPTY).await;
-    let opened = close::open(&connection, &Screen::PLAIN, "n1", gpus).await;
+    let at = NodeGpus {
+        node: "n1".to_owned(),
+        gpus: gpus.to_vec(),
+    };
+    let opened = close::open(&connection, &Screen::PLAIN, &at).await;
     let text = opened
         .err()
         .map(|failure| failure.to_string())

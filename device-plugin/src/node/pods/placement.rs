@@ -5,12 +5,13 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use proto::annotation::AnnotationError;
 use proto::device::{TYPE_FPGA, TYPE_GPU, TYPE_RDMA};
 use proto::memory_unit::MemoryUnit;
 use proto::quantity::Quantity;
 use proto::record::{
     BIND_TIMESTAMP, DEVICE_ALLOCATED, DeviceAllocation, DeviceAllocations, GpushareRecord, MEM_ASSUME_TIME,
-    MEM_IDX, Record, RecordError,
+    MEM_IDX, Record,
 };
 use proto::resource::{FPGA, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, RDMA};
 
@@ -100,7 +101,7 @@ pub enum Unplaced {
     },
     /// An annotation does not parse.
     #[error("{0}")]
-    Unreadable(RecordError),
+    Unreadable(AnnotationError),
     /// The record parses and names no device of a type that the pod requests.
     #[error("annotation {DEVICE_ALLOCATED} names no {}", type_name(.0))]
     NoDevice(&'static str),

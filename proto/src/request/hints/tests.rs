@@ -32,12 +32,8 @@ fn all_fields_of_the_proposals_are_read() {
         requirement("b", LabelTest::DoesNotExist),
     ];
     let rdma = DeviceHint {
-        selector: Some(LabelSelector {
-            requirements: vec![requirement("type", LabelTest::In(texts(&["fakeW"])))],
-        }),
-        vf_selector: Some(LabelSelector {
-            requirements: functions,
-        }),
+        selector: Some(vec![requirement("type", LabelTest::In(texts(&["fakeW"])))]),
+        vf_selector: Some(functions),
         strategy: Some(AllocateStrategy::RequestsAsCount),
         exclusive: Some(ExclusivePolicy::PcieLevel),
         scope: Some(TopologyScope::Pcie),
@@ -234,7 +230,7 @@ fn labels_keep_their_case() {
     )
     .unwrap();
     let selector = hints.by_type["NIC"].selector.as_ref().unwrap();
-    assert_eq!(selector.requirements[0].key, "Key");
+    assert_eq!(selector[0].key, "Key");
 }
 
 /// The devices of a placed pod were chosen without the unknown key, and by the rest.
@@ -280,7 +276,7 @@ proptest! {
     #[test]
     fn no_annotation_panics(text in r#"(\{|\}|\[|"|:|,|rdma|gpu|selector|matchLabels|allocateStrategy|.){0,60}"#) {
         for hint in HINTS {
-            let _ = hint.check(&pod(hint.key, &text));
+            let _ = Hints::check(hint, &pod(hint, &text));
         }
     }
 }

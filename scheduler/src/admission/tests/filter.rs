@@ -34,7 +34,7 @@ fn world(rules: &Rules) -> World {
     let entered = runtime.enter();
     let index = offline::index(iter::empty(), iter::empty(), iter::empty());
     let index = index.allowing_all_devices(rules.allow_all_devices);
-    let mut extender = offline::extender_of(index);
+    let mut extender = offline::extender(index);
     extender.rules = rules.clone();
     drop(entered);
     World(extender, runtime)

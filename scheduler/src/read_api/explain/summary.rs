@@ -13,9 +13,7 @@ use crate::verdict::{Asker, Refusal, words};
 
 /// Most names of nodes, or of gates, in one sentence; most sentences on obstacles.
 const MAX_NAMES: usize = 3;
-/// Most names of pods whose end makes room.
 const MAX_PODS: usize = 10;
-/// Most values of one label.
 const MAX_VALUES: usize = 5;
 
 /// The sentences about a pod that has no node, the most important first.
@@ -34,8 +32,8 @@ pub(super) fn summary(survey: &Survey, asker: Asker<'_>) -> Vec<String> {
         return sentences;
     }
     if survey.refused.is_empty() && survey.fitting.is_empty() {
-        sentences
-            .push("The cluster has no node that the scheduler knows: see `kubectl get nodes`.".to_owned());
+        let sentence = "The cluster has no node that the scheduler knows: see `kubectl get nodes`.";
+        sentences.push(sentence.to_owned());
         return sentences;
     }
     if !survey.fitting.is_empty() {
@@ -67,28 +65,24 @@ pub(super) fn summary(survey: &Survey, asker: Asker<'_>) -> Vec<String> {
 
 /// A sentence that names the pod's scheduling gates: a gate's name says which controller, or which person, removes it.
 fn gates(rules: &PodRules) -> Option<String> {
+    let (gates, removal) = match rules.gates.len() {
+        0 => return None,
+        1 => (
+            "gate",
+            "controller to which the gate belongs has removed the gate",
+        ),
+        _ => ("gates", "controllers to which the gates belong have removed them"),
+    };
     let names = some_names(rules.gates.iter().map(|name| &**name));
-    match rules.gates.len() {
-        0 => None,
-        1 => Some(format!(
-            "The pod has the scheduling gate {names} (spec.schedulingGates). kube-scheduler tries the pod once the controller to which \
-             the gate belongs has removed the gate."
-        )),
-        _ => Some(format!(
-            "The pod has the scheduling gates {names} (spec.schedulingGates). kube-scheduler tries the pod once the controllers to which \
-             the gates belong have removed them."
-        )),
-    }
+    Some(format!(
+        "The pod has the scheduling {gates} {names} (spec.schedulingGates). kube-scheduler tries the pod once the {removal}."
+    ))
 }
 
-/// A sentence that names the nodes that take the pod.
 fn fitting_nodes(survey: &Survey, rules: &PodRules) -> String {
     let names = some_names(survey.fitting.iter().map(|name| &**name));
-    let takes = if survey.fitting.len() == 1 {
-        "takes"
-    } else {
-        "take"
-    };
+    let is_one = survey.fitting.len() == 1;
+    let takes = if is_one { "takes" } else { "take" };
     if !rules.gates.is_empty() {
         return format!("After that {names} {takes} it.");
     }
@@ -102,15 +96,14 @@ fn fitting_nodes(survey: &Survey, rules: &PodRules) -> String {
     }
 }
 
-/// Sentences on the resources of which no node that the pod may use has as much as it requests, and on the rules that keep it off
-/// the nodes that have enough.
+/// Sentences on the resources of which no usable node has enough, and on the rules that keep the pod off the nodes that have.
 fn sentences_on_missing_resources<'s>(
     offers: impl Iterator<Item = &'s Offer>,
     survey: &Survey,
     rules: &PodRules,
 ) -> Vec<String> {
     let mut sentences = Vec::new();
-    let mut only_on_forbidden_nodes = Vec::new();
+    let (mut first_forbidden, mut forbidden_amounts) = (None, Vec::new());
     for offer in offers {
         let Offer {
             resource,
@@ -129,17 +122,16 @@ fn sentences_on_missing_resources<'s>(
                 words::amount_of(resource, *asked),
                 words::amount(resource, *most)
             )),
-            Some(_) => only_on_forbidden_nodes.push(offer),
+            Some(_) => {
+                first_forbidden.get_or_insert(offer);
+                forbidden_amounts.push(words::amount_of(resource, *asked));
+            }
         }
     }
-    if let Some(first) = only_on_forbidden_nodes.first() {
-        let names: Vec<String> = only_on_forbidden_nodes
-            .iter()
-            .map(|offer| words::amount_of(&offer.resource, offer.asked))
-            .collect();
+    if let Some(first) = first_forbidden {
         sentences.push(format!(
             "kube-scheduler keeps the pod off every node that is large enough for it ({}).",
-            names.join(" and ")
+            forbidden_amounts.join(" and ")
         ));
         let with_resource = survey.refused.iter().filter(|refused| refused.offers(first));
         sentences.extend(obstacles(with_resource, survey, rules));
@@ -147,26 +139,21 @@ fn sentences_on_missing_resources<'s>(
     sentences
 }
 
-/// The step by which nodes come to offer a resource.
-fn step_to_offer(resource: &str) -> String {
+fn step_to_offer(resource: &str) -> &'static str {
     if VENDOR_GPUS.contains(&resource) {
-        return "neither its vendor's plugin nor gpushare serves it there (docs/migrate.md). For a whole GPU of gpushare, replace it by \
-                koordinator.sh/gpu.shared: 1 and koordinator.sh/gpu-memory-ratio: 100"
-            .to_owned();
+        "neither its vendor's plugin nor gpushare serves it there (docs/migrate.md). For a whole GPU of gpushare, replace it by \
+         koordinator.sh/gpu.shared: 1 and koordinator.sh/gpu-memory-ratio: 100"
+    } else if [RDMA, FPGA].contains(&resource) {
+        "the device plugin runs on none, or has found no such device there: see its log, and `kubectl get devices`"
+    } else if is_gpu_resource(resource, &ResourceNames::default()) || resource.starts_with("koordinator.sh/")
+    {
+        "label nodes for the device plugin (`kubectl label node NODE gpushare=true`), and see `kubectl gpushare doctor`"
+    } else {
+        "no device plugin serves it, or the name is misspelt"
     }
-    if [RDMA, FPGA].contains(&resource) {
-        return "the device plugin runs on none, or has found no such device there: see its log, and `kubectl get devices`"
-            .to_owned();
-    }
-    if is_gpu_resource(resource, &ResourceNames::default()) || resource.starts_with("koordinator.sh/") {
-        return "label nodes for the device plugin (`kubectl label node NODE gpushare=true`), and see `kubectl gpushare doctor`"
-            .to_owned();
-    }
-    "no device plugin serves it, or the name is misspelt".to_owned()
 }
 
-/// Sentences on the nearest node: the amounts that it lacks, and the pods whose end makes room. Empty if the pod may not go
-/// there, or the node has no devices.
+/// Sentences on the nearest node: its lack, and the pods whose end makes room. Empty if the pod may not go there.
 fn nearest_node(survey: &Survey) -> Vec<String> {
     let mut sentences = Vec::new();
     let mut refused = survey.refused.iter();
@@ -182,14 +169,9 @@ fn nearest_node(survey: &Survey) -> Vec<String> {
     if !is_possible {
         return sentences;
     }
-    sentences.push(format!(
-        "Nearest: {}: {}.",
-        nearest.name,
-        nearest
-            .detail
-            .clone()
-            .unwrap_or_else(|| nearest.reasons.join(", "))
-    ));
+    let reasons = nearest.reasons.join(", ");
+    let detail = nearest.detail.as_ref().unwrap_or(&reasons);
+    sentences.push(format!("Nearest: {}: {detail}.", nearest.name));
     match nearest.would_fit_without.as_slice() {
         [] if helped_by_ends.is_some() => sentences.push(format!(
             "It fits there once enough of the other pods on {} have ended.",
@@ -198,11 +180,8 @@ fn nearest_node(survey: &Survey) -> Vec<String> {
         [] => {}
         pods => {
             let end = if pods.len() == 1 { "ends" } else { "end" };
-            sentences.push(format!(
-                "It fits on {} when {} {end}.",
-                nearest.name,
-                pod_names(pods)
-            ));
+            let (node, pods) = (&nearest.name, pod_names(pods));
+            sentences.push(format!("It fits on {node} when {pods} {end}."));
         }
     }
     sentences
@@ -228,12 +207,8 @@ fn larger_than_any(survey: &Survey, asker: Asker<'_>) -> Option<String> {
         RequestedMemory::Ratio(_) => return None,
     };
     let largest = survey.largest.memory;
-    (largest > 0 && bytes > largest).then(|| {
-        format!(
-            "No GPU has {amount}: the largest has {}. {help}.",
-            memory_text(largest)
-        )
-    })
+    let shown = memory_text(largest);
+    (largest > 0 && bytes > largest).then(|| format!("No GPU has {amount}: the largest has {shown}. {help}."))
 }
 
 /// A sentence on the largest number of healthy GPUs, if the pod asks for shares of more GPUs than any node has.
@@ -278,13 +253,11 @@ fn other_help(survey: &Survey, asker: Asker<'_>) -> String {
         Some((Refusal::Devices(reason), node)) => words::step_by_devices(*reason, node, demand),
         _ => String::new(),
     };
-    format!("The end of other pods does not help. {step}")
-        .trim_end()
-        .to_owned()
+    let sentence = format!("The end of other pods does not help. {step}");
+    sentence.trim_end().to_owned()
 }
 
-/// Sentences on the rules by which kube-scheduler keeps the pod off nodes: one for all nodes with the same rules, the fewest rules
-/// first. Then sentences on the values that nodes have of the labels by which the pod chooses them.
+/// Sentences on kube-scheduler's rules, one for all nodes with the same, the fewest rules first; then on the labels of nodes.
 fn obstacles<'a>(
     refused: impl Iterator<Item = &'a Refused>,
     survey: &Survey,
@@ -308,11 +281,11 @@ fn obstacles<'a>(
             1 => first.name.to_string(),
             n => format!("{n} nodes, such as {}", first.name),
         };
-        let each = first
-            .obstacles
-            .iter()
-            .map(|obstacle| words::obstacle(obstacle, rules, &first.name));
-        sentences.push(format!("{nodes}: {}.", each.collect::<Vec<_>>().join("; ")));
+        let mut texts = Vec::new();
+        for obstacle in &first.obstacles {
+            texts.push(words::obstacle(obstacle, rules, &first.name));
+        }
+        sentences.push(format!("{nodes}: {}.", texts.join("; ")));
     }
     for (key, values) in labels.into_iter().flatten() {
         sentences.push(label_values(key, values));
@@ -320,7 +293,6 @@ fn obstacles<'a>(
     sentences
 }
 
-/// The values that nodes have of one label, the most frequent first.
 fn label_values(key: &str, values: &BTreeMap<Box<str>, usize>) -> String {
     if values.is_empty() {
         return format!("No node has label {key}.");
@@ -346,12 +318,11 @@ fn pod_names(pods: &[PodName]) -> String {
         names.push(format!("{}/{}", pod.namespace, pod.name));
     }
     let n_hidden = pods.len() - names.len();
+    if names.is_empty() && n_hidden == 1 {
+        return "a pod of another namespace".to_owned();
+    }
     if names.is_empty() {
-        return if n_hidden == 1 {
-            "a pod of another namespace".to_owned()
-        } else {
-            format!("{n_hidden} pods of other namespaces")
-        };
+        return format!("{n_hidden} pods of other namespaces");
     }
     let n_more = n_hidden + names.len().saturating_sub(MAX_PODS);
     names.truncate(MAX_PODS);

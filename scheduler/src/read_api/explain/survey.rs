@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use placement::{DeviceFit, NodeView};
 use proto::read_api::PodName;
 
-use super::{demanded_fits, device_fits};
+use super::device_fits;
 use crate::index::{Index, ResourceDemand, Shared};
 use crate::kube_scheduler::{self, NodeRefusal, Shortage};
 use crate::verdict::{Asker, NominatedRequests, Refusal, evaluate, fits_on_empty, pods_in_the_way, words};
@@ -16,7 +16,6 @@ const NODES_PER_LOCK: usize = 64;
 /// The distance of a node, or a GPU, from fitting: the part of its total that it lacks, in thousandths, summed over resources.
 pub(super) type Distance = u64;
 
-/// The verdicts of all nodes on one pod.
 #[derive(Debug, Default)]
 pub(super) struct Survey {
     /// Names of the nodes that take the pod, sorted.
@@ -27,9 +26,7 @@ pub(super) struct Survey {
     pub(super) offers: Vec<Offer>,
     /// The number of nodes by the value of each label by which the pod chooses its nodes.
     pub(super) labels: BTreeMap<Box<str>, BTreeMap<Box<str>, usize>>,
-    /// The largest GPUs of all nodes.
     pub(super) largest: LargestGpus,
-    /// The largest GPUs of nodes that the pod may use.
     pub(super) largest_usable: LargestGpus,
     /// True if some node would take the pod once all pods on it have ended; `None` if that was not tried.
     pub(super) is_helped_by_ends: Option<bool>,
@@ -37,7 +34,6 @@ pub(super) struct Survey {
     nominated: NominatedRequests,
 }
 
-/// A node that refuses the pod.
 #[derive(Debug)]
 pub(super) struct Refused {
     kind: Nearness,
@@ -69,31 +65,25 @@ enum Nearness {
     WithoutDevices,
 }
 
-/// The amounts that nodes offer of one resource.
 #[derive(Debug, Default)]
 pub(super) struct Offer {
     pub(super) resource: Box<str>,
-    /// The amount that the pod requests.
     pub(super) asked: u64,
     /// The largest allocatable amount of a node, with the node's name.
     pub(super) most: Option<(u64, Box<str>)>,
-    /// The largest allocatable amount of a node that the pod may use, with the node's name.
     pub(super) most_usable: Option<(u64, Box<str>)>,
     /// The nodes that offer as much as the pod requests, whether or not the pod may use them.
     nodes_with_enough: BTreeSet<Box<str>>,
 }
 
-/// The largest GPUs of some nodes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct LargestGpus {
-    /// The largest number of healthy GPUs of one node.
     pub(super) n_healthy: usize,
     /// The memory of the largest GPU in bytes, healthy or not.
     pub(super) memory: u64,
 }
 
 impl Survey {
-    /// Evaluates the pod on every node.
     pub(super) fn of(index: &Shared<Index>, uid: &str, asker: Asker<'_>) -> Self {
         let mut survey = Self::default();
         let mut names = {
@@ -129,10 +119,10 @@ impl Survey {
                 }
             }
         }
-        // The name comes last: of equally near nodes the same ones are listed each time.
+        // The sort is stable and the names are sorted, so that of equally near nodes the same ones are listed each time.
         survey
             .refused
-            .sort_by(|a, b| (a.kind, a.distance, &a.name).cmp(&(b.kind, b.distance, &b.name)));
+            .sort_by_key(|refused| (refused.kind, refused.distance));
         survey
     }
 
@@ -142,8 +132,8 @@ impl Survey {
             return;
         };
         let is_usable = match refusal {
-            None | Some(Refusal::Devices(_) | Refusal::Request) => true,
             Some(Refusal::KubeScheduler(refusal)) => matches!(refusal, NodeRefusal::Insufficient(_)),
+            None | Some(Refusal::Devices(_) | Refusal::Request) => true,
         };
         for offer in &mut self.offers {
             let amount = node.allocatable(&offer.resource);
@@ -157,8 +147,8 @@ impl Survey {
                 }
             }
         }
-        let view = index.fleet().node_id(name).and_then(|id| index.fleet().view(id));
         let mut on_node = LargestGpus::default();
+        let view = index.fleet().node_id(name).and_then(|id| index.fleet().view(id));
         let inventory = view.and_then(NodeView::inventory);
         for gpu in inventory.into_iter().flat_map(|inventory| &inventory.gpus) {
             on_node.memory = on_node.memory.max(gpu.memory_bytes);
@@ -170,7 +160,6 @@ impl Survey {
         }
     }
 
-    /// Counts the values of the labels by which the pod chooses its nodes.
     fn note_labels(&mut self, index: &Index, name: &str) {
         for (key, values) in &mut self.labels {
             if let Some(value) = index.node_facts(name).and_then(|node| node.label(key)) {
@@ -179,9 +168,7 @@ impl Survey {
         }
     }
 
-    /// Searches the pods by whose end nodes that lack room would take the pod, on the `most` nearest such nodes.
-    ///
-    /// If some node takes the pod, no other pod is in the way, and nothing is searched.
+    /// If no node takes the pod, searches the pods by whose end the `most` nearest nodes that lack room would take it.
     pub(super) fn search_ends(&mut self, index: &Shared<Index>, asker: Asker<'_>, most: usize) {
         let Ok(demand) = asker.demand else { return };
         if !self.fitting.is_empty() {
@@ -198,7 +185,7 @@ impl Survey {
             let Some(node) = index.fleet().node_id(&refused.name) else {
                 continue;
             };
-            let fits = demanded_fits(&index, &refused.name, Some(demand));
+            let fits = device_fits(&index, &refused.name, demand);
             let detail = words::detail(&index, &refused.name, &refused.refusal, asker, &fits);
             refused.detail =
                 detail.or_else(|| words::nearest_gpu(&fits, demand.n_gpus()).filter(|_| lacks_room));
@@ -229,14 +216,12 @@ impl Survey {
 }
 
 impl LargestGpus {
-    /// Raises each amount to that of `other` if that is larger.
     fn raise_to(&mut self, other: Self) {
         self.n_healthy = self.n_healthy.max(other.n_healthy);
         self.memory = self.memory.max(other.memory);
     }
 }
 
-/// Replaces the largest amount so far by a larger one.
 fn keep_larger(largest: &mut Option<(u64, Box<str>)>, amount: u64, name: &str) {
     if largest.as_ref().is_none_or(|(known, _)| amount > *known) {
         *largest = Some((amount, name.into()));
@@ -244,13 +229,11 @@ fn keep_larger(largest: &mut Option<(u64, Box<str>)>, amount: u64, name: &str) {
 }
 
 impl Refused {
-    /// Returns true if the node has as much of the resource as the pod requests.
     pub(super) fn offers(&self, offer: &Offer) -> bool {
         offer.nodes_with_enough.contains(&self.name)
     }
 
-    /// A node that refuses the pod, with its place in the order of such nodes: the kind of refusal first, then how much GPU room
-    /// and allocatable it lacks.
+    /// A node that refuses the pod, with its place in the order of such nodes.
     fn of(index: &Index, name: &str, refusal: Refusal, asker: Asker<'_>) -> Self {
         let has_devices = index.fleet().node_id(name).is_some();
         let kind = match &refusal {
@@ -292,17 +275,16 @@ fn part_lacking(shortage: &Shortage) -> Distance {
     part(shortage.missing(), 0, shortage.allocatable)
 }
 
-/// The distance of a node's GPUs from fitting: the GPUs count that lack least, as many as the request needs, and the distance is
-/// the lack of the last of them.
+/// The lack of the last of the GPUs that the request needs, those that lack least.
 fn gpu_distance(index: &Index, name: &str, demand: &ResourceDemand<'_>) -> Distance {
     let Some(n_gpus) = demand.gpus.n_gpus() else {
         return 0;
     };
-    let mut lacks: Vec<Distance> = device_fits(index, name, demand).iter().map(lack).collect();
-    lacks.sort_unstable();
     let last = usize::try_from(n_gpus).unwrap_or(usize::MAX).saturating_sub(1);
     // A node with too few GPUs is farthest.
-    lacks.get(last).copied().unwrap_or(Distance::MAX)
+    device_fits(index, name, demand)
+        .get(last)
+        .map_or(Distance::MAX, lack)
 }
 
 /// The sum of the parts of its memory, computing power and slots that a GPU lacks; 0 if the GPU fits.
@@ -310,27 +292,18 @@ pub(super) fn lack(fit: &DeviceFit<'_>) -> Distance {
     if fit.fit.is_ok() {
         return 0;
     }
-    let memory = part(
-        fit.need.memory.hundredths(),
-        fit.free.memory.hundredths(),
-        fit.total.memory.hundredths(),
-    );
-    let core = part(fit.need.core.into(), fit.free.core.into(), fit.total.core.into());
-    let slots = part(
-        fit.need.slots.into(),
-        fit.free.slots.into(),
-        fit.total.slots.into(),
-    );
+    let (need, free, total) = (&fit.need, &fit.free, &fit.total);
+    let [needed, free_memory, memory] = [need, free, total].map(|amounts| amounts.memory.hundredths());
+    let memory = part(needed, free_memory, memory);
+    let core = part(need.core.into(), free.core.into(), total.core.into());
+    let slots = part(need.slots.into(), free.slots.into(), total.slots.into());
     // A GPU that lacks nothing measurable is refused for a rule, or lacks less than a thousandth.
     (memory + core + slots).max(1)
 }
 
 /// The missing part of a total in thousandths: that makes bytes, percent and slots comparable.
 fn part(needed: u64, free: u64, total: u64) -> Distance {
-    match total {
-        0 => 0,
-        total => {
-            u64::try_from(u128::from(needed.saturating_sub(free)) * 1000 / u128::from(total)).unwrap_or(1000)
-        }
-    }
+    let missing = u128::from(needed.saturating_sub(free)) * 1000;
+    let part = missing.checked_div(u128::from(total)).unwrap_or(0);
+    u64::try_from(part).unwrap_or(1000)
 }

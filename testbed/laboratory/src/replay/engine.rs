@@ -111,7 +111,7 @@ impl<'w> Engine<'w> {
         let devices = world.nodes.iter().filter_map(|node| node.device.clone());
         let present = world.present.iter().map(|present| present.object.clone());
         let index = offline::index_with(policies, nodes, devices, present);
-        let mut extender = offline::extender_of(index);
+        let mut extender = offline::extender(index);
         extender.answer_nodes = answer_nodes;
         let n_violations_at_start = extender.index().read().fleet().check().len();
         let verbs = Arc::new(Verbs {
