@@ -2,7 +2,7 @@
 
 mod values;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -17,7 +17,7 @@ use proto::topology::GpuPartitionPolicy;
 use crate::devices::extended_resource::ExtendedResourceNames;
 use crate::devices::fleet::sharing::{SharedDevices, Sharing};
 use crate::devices::health::{HealthPolicy, Xids};
-use crate::devices::inventory::source::{DeviceSource, FileSource, MachineSource, NvmlSource};
+use crate::devices::inventory::source::{DeviceSource, FileSource, NvmlSource};
 use crate::inject::cdi::SpecDir;
 use crate::inject::cdi::vendor::VendorSpecs;
 use crate::inject::hami_core::HamiCore;
@@ -45,12 +45,8 @@ const QUIET_PROBES: u32 = 6;
     clippy::struct_excessive_bools,
     reason = "one for each flag without a value, independent of the others"
 )]
-#[command(
-    name = "gpushare-device-plugin",
-    version,
-    max_term_width = 120,
-    disable_help_subcommand = true
-)]
+#[command(name = "gpushare-device-plugin", version)]
+#[command(max_term_width = 120, disable_help_subcommand = true)]
 pub struct Config {
     /// Name of the Node object of this machine
     #[arg(long, env = "NODE_NAME", value_parser = node_name)]
@@ -62,21 +58,13 @@ pub struct Config {
     pub pod_uid: Option<String>,
 
     /// kubelet's device plugin directory, with its sockets and its checkpoint
-    #[arg(
-        long,
-        env = "GPUSHARE_DEVICE_PLUGIN_DIR",
-        default_value = "/var/lib/kubelet/device-plugins",
-        value_name = "DIR"
-    )]
+    #[arg(long, env = "GPUSHARE_DEVICE_PLUGIN_DIR")]
+    #[arg(default_value = "/var/lib/kubelet/device-plugins", value_name = "DIR")]
     pub device_plugin_dir: PathBuf,
 
     /// Source of the devices: nvml (GPUs from NVML, RDMA adapters and FPGAs from sysfs), or a file of simulated devices
-    #[arg(
-        long,
-        env = "GPUSHARE_INVENTORY",
-        default_value = "nvml",
-        value_name = "nvml|file:PATH"
-    )]
+    #[arg(long, env = "GPUSHARE_INVENTORY", default_value = "nvml")]
+    #[arg(value_name = "nvml|file:PATH")]
     pub inventory: InventoryKind,
 
     /// YAML file with labels of devices and of their virtual functions, by which pods select them. It may be missing, and may
@@ -98,12 +86,7 @@ pub struct Config {
     pub gpu_memory: Option<u64>,
 
     /// Use of the memory that the driver of a GPU reserves for itself, if it reports any: no pod can allocate it
-    #[arg(
-        long,
-        env = "GPUSHARE_RESERVED_MEMORY",
-        default_value = "withhold",
-        value_enum
-    )]
+    #[arg(long, env = "GPUSHARE_RESERVED_MEMORY", default_value = "withhold")]
     pub reserved_memory: ReservedMemory,
 
     /// Number of containers that may share one GPU: the amount of koordinator.sh/gpu.shared per GPU
@@ -111,56 +94,34 @@ pub struct Config {
     pub slots: NonZeroU32,
 
     /// GPUs that pods may share: all, or UUIDs and minor numbers separated by commas; the others are left to whole-GPU pods
-    #[arg(
-        long,
-        env = "GPUSHARE_SHARED_DEVICES",
-        default_value = "all",
-        value_name = "all|GPUS"
-    )]
-    pub shared_devices: SharedDevices,
+    #[arg(long, env = "GPUSHARE_SHARED_DEVICES", default_value = "all")]
+    #[arg(value_name = "all|GPUS")]
+    pub(crate) shared_devices: SharedDevices,
 
     /// A resource of whole GPUs, and the device plugin that serves it on this node: the vendor's, of which this plugin counts the
     /// pods (vendor), this one (ours), or one that does not matter (ignore). May be repeated
-    #[arg(
-        long = "vendor-resource",
-        env = "GPUSHARE_VENDOR_RESOURCES",
-        default_value = "nvidia.com/gpu=vendor",
-        value_delimiter = ',',
-        value_name = "NAME=vendor|ours|ignore"
-    )]
+    #[arg(long = "vendor-resource", env = "GPUSHARE_VENDOR_RESOURCES")]
+    #[arg(default_value = "nvidia.com/gpu=vendor", value_delimiter = ',')]
+    #[arg(value_name = "NAME=vendor|ours|ignore")]
     pub vendor_resources: Vec<VendorResource>,
 
     /// DRA drivers whose devices are GPUs of this node, separated by commas, or none: GPUs of their claims are not shared
-    #[arg(
-        long,
-        env = "GPUSHARE_DRA_DRIVERS",
-        default_value = "gpu.nvidia.com",
-        value_parser = dra_drivers,
-        value_name = "none|DRIVERS"
-    )]
+    #[arg(long, env = "GPUSHARE_DRA_DRIVERS", default_value = "gpu.nvidia.com")]
+    #[arg(value_parser = dra_drivers, value_name = "none|DRIVERS")]
     pub dra_drivers: BTreeSet<String>,
 
     /// Name of the extended resource that counts memory units
-    #[arg(
-        long,
-        env = "GPUSHARE_MEMORY_RESOURCE",
-        default_value = GPU_MEM,
-        value_parser = memory_resource,
-        value_name = "NAME"
-    )]
+    #[arg(long, env = "GPUSHARE_MEMORY_RESOURCE", default_value = GPU_MEM)]
+    #[arg(value_parser = memory_resource, value_name = "NAME")]
     pub memory_resource: String,
 
     /// Size of one memory unit: MiB, GiB, or a quantity such as 256Mi
-    #[arg(
-        long,
-        env = "GPUSHARE_MEMORY_UNIT",
-        default_value = "GiB",
-        value_name = "UNIT"
-    )]
+    #[arg(long, env = "GPUSHARE_MEMORY_UNIT", default_value = "GiB")]
+    #[arg(value_name = "UNIT")]
     pub memory_unit: MemoryUnit,
 
     /// Way in which containers get their devices
-    #[arg(long, env = "GPUSHARE_INJECT", default_value = "auto", value_enum)]
+    #[arg(long, env = "GPUSHARE_INJECT", default_value = "auto")]
     pub inject: Inject,
 
     /// Report the NUMA node of each device to kubelet, on nodes where its topology manager aligns CPUs with devices; needs
@@ -170,13 +131,8 @@ pub struct Config {
 
     /// Directories of CDI specs that the container runtime reads, separated by commas: the plugin looks in them for those of
     /// NVIDIA's tools, and writes its own into the last
-    #[arg(
-        long,
-        env = "GPUSHARE_CDI_SPEC_DIRS",
-        default_value = "/etc/cdi,/var/run/cdi",
-        value_delimiter = ',',
-        value_name = "DIRS"
-    )]
+    #[arg(long, env = "GPUSHARE_CDI_SPEC_DIRS", default_value = "/etc/cdi,/var/run/cdi")]
+    #[arg(value_delimiter = ',', value_name = "DIRS")]
     pub cdi_spec_dirs: Vec<PathBuf>,
 
     /// Socket on which the container runtime accepts plugins (NRI), such as /var/run/nri/nri.sock: this plugin then corrects the
@@ -206,13 +162,9 @@ pub struct Config {
 
     /// Namespaces whose containers keep `NVIDIA_VISIBLE_DEVICES` although they request no GPU; with --nri-socket the plugin makes
     /// it void in all others
-    #[arg(
-        long,
-        env = "GPUSHARE_UNRESTRICTED_NAMESPACES",
-        default_value = UNRESTRICTED_NAMESPACES,
-        value_delimiter = ',',
-        value_name = "NAMESPACES"
-    )]
+    #[arg(long, env = "GPUSHARE_UNRESTRICTED_NAMESPACES")]
+    #[arg(default_value = UNRESTRICTED_NAMESPACES, value_delimiter = ',')]
+    #[arg(value_name = "NAMESPACES")]
     pub unrestricted_namespaces: Vec<String>,
 
     /// Mount point of the node's root directory, or of some of its directories, in which the plugin looks for sysfs, for device
@@ -223,26 +175,17 @@ pub struct Config {
 
     /// Mount points of the node's directories that may hold the driver, separated by commas; the plugin loads NVML from the first
     /// that has it
-    #[arg(
-        long = "driver-root",
-        env = "GPUSHARE_DRIVER_ROOT",
-        value_delimiter = ',',
-        value_name = "DIRS"
-    )]
+    #[arg(long = "driver-root", env = "GPUSHARE_DRIVER_ROOT", value_delimiter = ',')]
+    #[arg(value_name = "DIRS")]
     pub driver_roots: Vec<PathBuf>,
 
     /// Reasons to evict pods, separated by commas; the plugin's role must allow it
-    #[arg(
-        long,
-        env = "GPUSHARE_EVICT",
-        value_enum,
-        value_delimiter = ',',
-        value_name = "REASONS"
-    )]
+    #[arg(long, env = "GPUSHARE_EVICT", value_delimiter = ',')]
+    #[arg(value_name = "REASONS")]
     pub evict: Vec<EvictionReason>,
 
     /// Reaction to a pod that gpushare-scheduler did not place
-    #[arg(long, env = "GPUSHARE_UNPLACED", default_value = "refuse", value_enum)]
+    #[arg(long, env = "GPUSHARE_UNPLACED", default_value = "refuse")]
     pub unplaced: OnUnplaced,
 
     /// Classes of single critical errors of the driver (XIDs), or of all, separated by commas; the last entry for an XID counts.
@@ -251,7 +194,7 @@ pub struct Config {
     /// reset or an operator clears it (48, 62, 64, 74, 79, 95, 119, 120, 140, 143, 154 unless changed). After a critical one,
     /// which all others are, it is unhealthy until it has been without trouble for a while
     #[arg(long, env = "GPUSHARE_XIDS", value_name = "XID=application|reset|critical")]
-    pub xids: Option<Xids>,
+    pub(crate) xids: Option<Xids>,
 
     /// The flags that every daemon has
     #[command(flatten)]
@@ -279,13 +222,13 @@ pub enum Command {
 impl Config {
     /// The names of the `--vendor-resource` entries that `server` serves. Of several entries for one resource the last counts.
     pub fn served_by(&self, server: VendorServer) -> impl Iterator<Item = &str> {
+        let mut served = BTreeMap::new();
         // A flag of an overlay comes after that of its base, and must be able to replace it.
-        let entries = self.vendor_resources.iter().enumerate();
-        entries.filter_map(move |(idx, resource)| {
-            let mut later = self.vendor_resources.iter().skip(idx + 1);
-            let is_last = later.all(|later| later.name != resource.name);
-            (is_last && resource.server == server).then_some(resource.name.as_str())
-        })
+        for resource in &self.vendor_resources {
+            served.insert(resource.name.as_str(), resource.server);
+        }
+        served.retain(|_, by| *by == server);
+        served.into_keys()
     }
 
     /// The names of the extended resources that this plugin may serve.
@@ -308,17 +251,16 @@ impl Config {
                 interval: FileSource::INTERVAL,
             });
         }
-        DeviceSource::Machine(MachineSource::new(NvmlSource {
+        DeviceSource::Machine(NvmlSource {
             sysfs: self.sysfs(),
             driver_roots: self.driver_roots.clone(),
             unknown_memory: self.gpu_memory,
             withholds_reserved: self.reserved_memory == ReservedMemory::Withhold,
             ..NvmlSource::default()
-        }))
+        })
     }
 
-    /// The root directory under which this process reads the node's directory `name`: that of `--host-root` if it has the
-    /// directory, else that of this process.
+    /// The root under which this process reads the node's directory `name`: `--host-root` if it has the directory, else `/`.
     fn root_that_has(&self, name: &str) -> &Path {
         if self.host_root.join(name).is_dir() {
             &self.host_root
@@ -359,15 +301,14 @@ impl Config {
         }
     }
 
-    /// The settings that decide which GPUs pods share, and by which units kubelet counts them. `allocated` is empty: it comes
-    /// from kubelet's checkpoint.
-    pub fn sharing(&self) -> Sharing {
+    /// The settings that decide which GPUs pods share, and by which units kubelet counts them; it has `allocated` some.
+    pub(crate) fn sharing(&self, allocated: BTreeSet<String>) -> Sharing {
         Sharing {
             devices: self.shared_devices.clone(),
             slots: self.slots,
             memory_unit: self.memory_unit,
             has_numa_hints: self.numa_hints,
-            allocated: BTreeSet::new(),
+            allocated,
         }
     }
 
@@ -381,7 +322,7 @@ impl Config {
     }
 
     /// The cluster administrator's files of overrides: labels of this node's devices, and partitions of its GPUs.
-    pub fn override_files(&self) -> OverrideFiles {
+    pub(crate) fn override_files(&self) -> OverrideFiles {
         OverrideFiles {
             labels: self.device_labels.clone(),
             partitions: self.gpu_partitions.clone(),

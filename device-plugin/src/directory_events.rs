@@ -11,7 +11,6 @@ use inotify::{EventMask, EventOwned, EventStream, Inotify, WatchMask};
 /// Size, in bytes, of the buffer for events: an event has at most 272.
 pub(crate) const BUFFER: usize = 32 << 10;
 
-/// The events of the files in a directory.
 pub(crate) struct DirectoryEvents(EventStream<Vec<u8>>);
 
 impl DirectoryEvents {

@@ -17,15 +17,11 @@ pub(crate) struct FileVersion {
 
 impl From<&Metadata> for FileVersion {
     fn from(file: &Metadata) -> Self {
-        let (modified, changed) = (
-            (file.mtime(), file.mtime_nsec()),
-            (file.ctime(), file.ctime_nsec()),
-        );
         Self {
             inode: file.ino(),
             bytes: file.len(),
-            modified,
-            changed,
+            modified: (file.mtime(), file.mtime_nsec()),
+            changed: (file.ctime(), file.ctime_nsec()),
         }
     }
 }

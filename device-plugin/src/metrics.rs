@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Metric, Registry};
 
 /// The outcome of a check of pods and their records that found something wrong. A check without a finding is not counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub(crate) enum Outcome {
     /// Two pods swapped their records.
     Exchanged,
     /// A pod without an allocation record got one.
@@ -22,7 +22,6 @@ pub enum Outcome {
     Refused,
     /// The start was refused, and another attempt cannot help.
     Impossible,
-    /// The pod was evicted.
     Evicted,
     /// The record of a running pod was changed to the devices that the pod has.
     Recorded,
@@ -50,7 +49,7 @@ impl Outcome {
 
 /// The outcome of the runtime hook (NRI) for a new container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HookOutcome {
+pub(crate) enum HookOutcome {
     /// The plugin does not serve the container.
     Left,
     /// The container already had its devices.
@@ -84,9 +83,9 @@ impl Metrics {
     /// Registers the metrics.
     pub fn register(registry: &mut Registry) -> Self {
         // From 1 ms, doubled each time, to 16 s; kubelet waits 30 s.
-        let bounds = (0..15_u32).map(|n| 0.001 * f64::from(1_u32 << n));
+        let bounds = exponential_buckets(0.001, 2.0, 15);
         // From 62.5 us, doubled each time, to 4 s; kubelet admits no other pod of the node meanwhile.
-        let fine_bounds = (0..17_u32).map(|n| 0.000_062_5 * f64::from(1_u32 << n));
+        let fine_bounds = exponential_buckets(0.000_062_5, 2.0, 17);
         let version = vec![("version", env!("CARGO_PKG_VERSION"))];
         registry.register(
             "gpushare_device_plugin_build",
@@ -115,38 +114,32 @@ impl Metrics {
         metrics
     }
 
-    /// Counts a check with this outcome.
-    pub fn count(&self, outcome: Outcome) {
+    pub(crate) fn count(&self, outcome: Outcome) {
         self.mismatches.get_or_create(&label_of(outcome)).inc();
     }
 
-    /// Counts a container that the runtime was about to create.
-    pub fn count_hook(&self, outcome: HookOutcome) {
+    pub(crate) fn count_hook(&self, outcome: HookOutcome) {
         self.hooked.get_or_create(&label_of(outcome)).inc();
     }
 
     /// Sets whether the container runtime is connected to the runtime hook; returns the value before.
-    pub fn set_hook_connected(&self, is_connected: bool) -> bool {
+    pub(crate) fn set_hook_connected(&self, is_connected: bool) -> bool {
         self.is_hook_connected.swap(is_connected, Ordering::Relaxed)
     }
 
-    /// True while the container runtime is connected to the runtime hook.
-    pub fn is_hook_connected(&self) -> bool {
+    pub(crate) fn is_hook_connected(&self) -> bool {
         self.is_hook_connected.load(Ordering::Relaxed)
     }
 
-    /// Records the time of one call of Allocate.
-    pub fn allocated(&self, took: Duration) {
+    pub(crate) fn allocated(&self, took: Duration) {
         self.allocate.observe(took.as_secs_f64());
     }
 
-    /// Records the time of one call of `PreStartContainer`.
-    pub fn pre_started(&self, took: Duration) {
+    pub(crate) fn pre_started(&self, took: Duration) {
         self.pre_start.observe(took.as_secs_f64());
     }
 }
 
-/// Registers a metric under the plugin's prefix.
 fn add<M: Metric + Clone>(registry: &mut Registry, name: &str, help: &str, metric: M) -> M {
     registry.register(format!("gpushare_device_plugin_{name}"), help, metric.clone());
     metric

@@ -1,7 +1,5 @@
-//! Publishes this node's devices: the Device object, and in the Node the size of a memory unit, labels, amounts and a condition.
-//!
-//! The plugin computes each of them from devices, pods and the objects in the API server, and writes it only if the stored object
-//! differs. It tries again with backoff after a failure; kubelet never waits for any of this.
+//! Publishes this node's devices: the Device object, and in the Node the size of a memory unit, labels, amounts and a condition;
+//! each is written only if the stored object differs, and again with backoff after a failure. kubelet never waits for this.
 //!
 //! This folder also has the gauges, the memory in use, events about health, and the devices that [other plugins](vendor) have
 //! allocated. [`uninstall`] removes all that the plugin has written.
@@ -36,8 +34,6 @@ use proto::memory_unit::MemoryUnit;
 use proto::node::Node;
 use proto::plugin_reports::PODS_WITHOUT_DEVICES;
 use proto::resource::ResourceNames;
-use proto::topology::GpuPartitionPolicy;
-use serde_json::Value;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
@@ -51,12 +47,12 @@ use crate::node::pods::NodePods;
 
 use device_object::DeviceObjectInputs;
 use node_overrides::NodeOverrides;
-use node_patches::Absence;
+use node_patches::{Absence, NodeWriter};
 use own_objects::StoredDevice;
 use report_problem::ReportProblem;
 
 /// The field manager of the plugin's writes.
-pub const FIELD_MANAGER: &str = "gpushare-device-plugin";
+pub(crate) const FIELD_MANAGER: &str = "gpushare-device-plugin";
 
 /// Longest wait for the answer to one request to the API server.
 const REQUEST_LIMIT: Duration = Duration::from_secs(10);
@@ -70,48 +66,32 @@ const UNDO_DELAY: Duration = Duration::from_secs(10);
 /// The shortest and the longest pause after a failure.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
 
-/// The settings of a [`NodePublisher`], which do not change while the process runs.
 #[derive(Clone, Debug)]
-pub struct PublisherSettings {
-    /// The name of this node.
-    pub node_name: String,
-    /// The cluster's resource names.
-    pub names: ResourceNames,
-    /// The size of a memory unit.
-    pub memory_unit: MemoryUnit,
-    /// True if this plugin serves whole GPUs too, under a vendor's resource name.
-    pub serves_vendor: bool,
-    /// True if the devices are simulated: read from a file (`--inventory=file:`).
-    pub is_simulated: bool,
-    /// The policy for partitions of GPUs, if the operator sets one.
-    pub partition_policy: Option<GpuPartitionPolicy>,
-    /// The ID of this node's present boot, if the kernel names it.
-    pub boot_id: Option<String>,
+pub(crate) struct PublisherSettings {
+    pub(crate) node_name: String,
+    pub(crate) names: ResourceNames,
+    pub(crate) memory_unit: MemoryUnit,
+    /// The inputs of the Device object that do not change.
+    pub(crate) device: DeviceObjectInputs,
 }
 
-/// The inputs of a [`NodePublisher`].
 #[derive(Clone, Debug)]
-pub struct PublisherInputs {
-    /// The devices and their health.
-    pub fleet: watch::Receiver<Arc<NodeFleet>>,
-    /// The pods of this node.
-    pub pods: watch::Receiver<NodePods>,
-    /// The Node in the API server.
-    pub node: watch::Receiver<Option<Node>>,
-    /// The Device object in the API server.
-    pub device: watch::Receiver<StoredDevice>,
+pub(crate) struct PublisherInputs {
+    pub(crate) fleet: watch::Receiver<Arc<NodeFleet>>,
+    pub(crate) pods: watch::Receiver<NodePods>,
+    pub(crate) node: watch::Receiver<Option<Node>>,
+    pub(crate) device: watch::Receiver<StoredDevice>,
     /// The devices of pods that gpushare's scheduler did not place; `None` until they are known.
-    pub kubelet_allocations: watch::Receiver<Option<KubeletAllocations>>,
-    /// The cluster administrator's overrides: labels of this node's devices, and partitions of its GPUs.
-    pub overrides: watch::Receiver<Arc<NodeOverrides>>,
+    pub(crate) kubelet_allocations: watch::Receiver<Option<KubeletAllocations>>,
+    pub(crate) overrides: watch::Receiver<Arc<NodeOverrides>>,
     /// The injection mode (`cdi` or `envvar`); `None` until it is decided.
-    pub injection: watch::Receiver<Option<Injection>>,
+    pub(crate) injection: watch::Receiver<Option<Injection>>,
     /// The enforcement level of memory limits on each GPU; empty until the levels are decided.
-    pub enforcements: watch::Receiver<Arc<Enforcements>>,
+    pub(crate) enforcements: watch::Receiver<Arc<Enforcements>>,
     /// The report on pods whose requests or allocation records name devices and that have none; `None` until it is known.
-    pub pods_without_devices: watch::Receiver<Option<String>>,
+    pub(crate) pods_without_devices: watch::Receiver<Option<String>>,
     /// The reason for which this node has no devices; `None` if it has some.
-    pub absence: watch::Receiver<Option<Absence>>,
+    pub(crate) absence: watch::Receiver<Option<Absence>>,
 }
 
 impl PublisherInputs {
@@ -137,8 +117,8 @@ impl PublisherInputs {
 
 /// The task that publishes the Device object and the plugin's part of the Node.
 #[derive(Debug)]
-pub struct NodePublisher {
-    nodes: Api<Node>,
+pub(crate) struct NodePublisher {
+    node_writer: NodeWriter,
     devices: Api<Device>,
     recorder: Recorder,
     backoff: Backoff,
@@ -151,8 +131,7 @@ pub struct NodePublisher {
 }
 
 impl NodePublisher {
-    /// A publisher of these inputs, before its first write.
-    pub fn new(
+    pub(crate) fn new(
         connection: &Connection,
         recorder: Recorder,
         settings: PublisherSettings,
@@ -160,7 +139,7 @@ impl NodePublisher {
     ) -> Self {
         let Connection { client, contact } = connection;
         Self {
-            nodes: Api::all(client.clone()),
+            node_writer: NodeWriter::new(client.clone(), settings.node_name.clone()),
             devices: Api::all(client.clone()),
             recorder,
             backoff: contact.backoff(PAUSES),
@@ -172,7 +151,7 @@ impl NodePublisher {
     }
 
     /// Publishes now, at each change of the inputs, and again after a failure, until the task is dropped.
-    pub async fn run(mut self) {
+    pub(crate) async fn run(mut self) {
         loop {
             match self.publish().await {
                 Ok(()) => {
@@ -210,64 +189,31 @@ impl NodePublisher {
         let wanted = self.wanted_device(&fleet, &node, &stored);
         // The unit comes first, because no reader should have to guess it. The other parts are written even if this write fails.
         let unit = node_patches::memory_unit(&node, &self.settings.names, self.settings.memory_unit);
-        let unit = self.patch_node("the memory unit", unit).await;
+        let mut outcome = self.node_writer.write("the memory unit", unit).await;
         let absence = self.inputs.absence.borrow_and_update().clone();
-        // A strategic merge patch changes the condition of this type alone; a merge patch would replace kubelet's conditions.
-        let condition = node_patches::condition(&node, absence.as_ref(), Utc::now()).map(Patch::Strategic);
-        let condition = self.patch_status("the node's condition", condition).await;
+        let condition = node_patches::condition(&node, absence.as_ref(), Utc::now());
+        outcome = outcome.and(self.node_writer.write("the node's condition", condition).await);
         if !fleet.is_health_loaded {
             // The Device object may name errors of an earlier process that are not loaded yet.
-            return unit.and(condition);
+            return outcome;
         }
         let labels = node_patches::labels(&node, wanted.labels());
-        let labels = self.patch_node("node labels", labels).await;
+        outcome = outcome.and(self.node_writer.write("node labels", labels).await);
         let offered = node_patches::offered(&wanted.spec.devices);
         // The revision makes kube-scheduler try refused pods again, so it waits until the stored object is the wanted one.
-        let published = stored
-            .object()
-            .filter(|object| device_object::matches(object, &wanted));
-        let revision = published.and_then(|object| node_patches::revision(&node, object));
-        let revision = self
-            .patch_node("the revision of the Device object", revision)
-            .await;
-        let device = self.publish_device(wanted, &stored).await;
+        if let Some(object) = stored.object()
+            && device_object::matches(object, &wanted)
+        {
+            let revision = node_patches::revision(&node, object);
+            let part = "the revision of the Device object";
+            outcome = outcome.and(self.node_writer.write(part, revision).await);
+        }
+        outcome = outcome.and(self.publish_device(wanted, &stored).await);
         // kubelet admits running pods again when it restarts, and must not refuse them because a device is unhealthy.
         let amounts = requested.and_then(|pods| node_patches::status_amounts(&node, offered.max(pods)));
-        // A merge patch changes the plugin's names alone; kubelet writes the other amounts of the same fields.
-        let status = self.patch_status("node status", amounts.map(Patch::Merge)).await;
-        // Every part has been tried by now. One error is enough for all to be tried again.
-        let metadata = unit.and(labels).and(revision);
-        metadata.and(device).and(status).and(condition)
+        outcome.and(self.node_writer.write("node status", amounts).await)
     }
 
-    /// Sends a merge patch of the Node, if it needs one; `part` is what the patch writes.
-    async fn patch_node(&self, part: &'static str, patch: Option<Value>) -> Result<(), ApiRequestError> {
-        let Some(patch) = patch else { return Ok(()) };
-        let (params, merge) = (PatchParams::default(), Patch::Merge(&patch));
-        let request = self.nodes.patch(&self.settings.node_name, &params, &merge);
-        within(REQUEST_LIMIT, format!("write {part}"), request).await?;
-        info!(%patch, "published {part}");
-        Ok(())
-    }
-
-    /// Sends a patch of the Node's status, if it needs one; `part` is what the patch writes.
-    async fn patch_status(
-        &self,
-        part: &'static str,
-        patch: Option<Patch<Value>>,
-    ) -> Result<(), ApiRequestError> {
-        if let Some(patch) = patch {
-            let params = PatchParams::default();
-            let request = self.nodes.patch_status(&self.settings.node_name, &params, &patch);
-            within(REQUEST_LIMIT, format!("write {part}"), request).await?;
-            if let Patch::Merge(value) | Patch::Strategic(value) = &patch {
-                info!(patch = %value, "published {part}");
-            }
-        }
-        Ok(())
-    }
-
-    /// The Device object that the API server should have, by the present inputs.
     fn wanted_device(&mut self, fleet: &NodeFleet, node: &Node, stored: &StoredDevice) -> Device {
         let stored = stored.object();
         // Until an annotation is known, that of an earlier process stands: without it the scheduler would count devices as free.
@@ -288,15 +234,12 @@ impl NodePublisher {
         let before = self.spec_before(stored);
         let inputs = DeviceObjectInputs {
             kubelet_allocations,
-            serves_vendor: self.settings.serves_vendor,
-            is_simulated: self.settings.is_simulated,
             overrides,
-            partition_policy: self.settings.partition_policy,
             injection: self.inputs.injection.borrow_and_update().clone(),
             enforcements: Arc::clone(&self.inputs.enforcements.borrow_and_update()),
-            boot_id: self.settings.boot_id.clone(),
             pods_without_devices: report.or_else(|| stored_annotation(PODS_WITHOUT_DEVICES)),
             report_problem,
+            ..self.settings.device.clone()
         };
         inputs.device(fleet, node, before.as_ref(), Utc::now())
     }

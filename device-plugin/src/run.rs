@@ -12,6 +12,7 @@ mod readiness;
 mod tasks;
 mod uninstall;
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context, ensure};
@@ -39,14 +40,16 @@ use crate::kubelet::registration::{KubeletDir, Registration};
 use crate::kubelet::socket_changes::watch_sockets;
 use crate::metrics::Metrics;
 use crate::node::pods::NodePods;
+use crate::publish::PublisherInputs;
 use crate::publish::application_faults::report_application_faults;
 use crate::publish::corrections::correct_health;
-use crate::publish::health_reaction::HealthReaction;
+use crate::publish::health_reaction::react_to_health;
 use crate::publish::memory_use::measure_memory_use;
 use crate::publish::memory_use::overrun::report_overruns;
-use crate::publish::node_gauges::NodeGauges;
+use crate::publish::node_gauges::{GaugeSources, NodeGauges};
 use crate::publish::node_overrides::NodeOverrides;
-use crate::publish::plugin_state::PluginStateWriter;
+use crate::publish::node_patches::NodeWriter;
+use crate::publish::plugin_state::{PAUSES, write_plugin_state};
 use crate::start::assigned::mark_assigned;
 use crate::start::blocked::BlockedStarts;
 use crate::start::node_state::NodeState;
@@ -54,32 +57,22 @@ use crate::start::reconcile::Reconciler;
 use crate::start::swap::{RecordSwaps, follow_swaps};
 use crate::start::{StartChecker, StartContext};
 
-use advertise::{Published, keeps_memory_units};
+use advertise::keeps_memory_units;
 use devices::find_devices;
 use farewell::Farewell;
 use tasks::boot_id;
 
 /// Runs the daemon in its process, until SIGTERM or SIGINT.
-///
-/// # Errors
-/// The daemon cannot start, or a task or server has ended before the signal.
 pub async fn run(config: Config, process: Process) -> anyhow::Result<()> {
     match config.command {
         Some(Command::Uninstall { now }) => uninstall::run(config, now, process).await,
-        Some(Command::AtBoot) => list_after_boot(&config, process).await,
+        Some(Command::AtBoot) => {
+            let names = config.resource_names();
+            let listed = boot::run(&config.device_plugin_dir, &names, process.signal).await;
+            listed.context("at-boot: pods that hold devices may fail")
+        }
         None => serve_devices(config, process).await,
     }
-}
-
-/// Lists to kubelet, after a boot, the devices that its checkpoint names, until the plugin's pod takes over.
-async fn list_after_boot(config: &Config, process: Process) -> anyhow::Result<()> {
-    boot::run(
-        &config.device_plugin_dir,
-        &config.resource_names(),
-        process.signal,
-    )
-    .await
-    .context("at-boot: pods that hold devices may fail")
 }
 
 /// Refuses flags that contradict each other, before anything is started.
@@ -102,12 +95,8 @@ async fn serve_devices(config: Config, mut process: Process) -> anyhow::Result<(
         Arc::new(NodeOverrides::read(&config.override_files()).context("--device-labels, --gpu-partitions")?);
     let settings = config.settings();
     // Each resource that this node has a name for is registered with kubelet sooner or later; the plugin is ready once all are.
-    let mut unregistered = Registrations::new();
-    for resource in ExtendedResource::ALL {
-        if settings.names.of(resource).is_some() {
-            unregistered.insert(resource, false);
-        }
-    }
+    let mut unregistered = Registrations::from(ExtendedResource::ALL.map(|resource| (resource, false)));
+    unregistered.retain(|resource, _| settings.names.of(*resource).is_some());
     let registrations = watch::Sender::new(unregistered);
     let pods = watch::Sender::new(NodePods::default());
     let mut registry = Registry::default();
@@ -118,9 +107,8 @@ async fn serve_devices(config: Config, mut process: Process) -> anyhow::Result<(
     let (absence_sender, absence) = watch::channel(None);
     let (known_pods, registered, no_devices) = (pods.subscribe(), registrations.subscribe(), absence.clone());
     let readiness = move || readiness::check(&known_pods, &registered, &no_devices);
-    process
-        .serve_health(health::router(readiness, MetricsText::new(registry)))
-        .await?;
+    let probes = health::router(readiness, MetricsText::new(registry));
+    process.serve_health(probes).await?;
     let Some(inventory) = process.complete(find_devices(&config, &absence_sender)).await? else {
         // SIGTERM came first.
         return Ok(());
@@ -137,9 +125,8 @@ async fn serve_devices(config: Config, mut process: Process) -> anyhow::Result<(
     let keeps_units = keeps_memory_units(&config.device_plugin_dir, &settings, &fleet.borrow());
     let readers = Readers::default();
     let spec_dir = settings.specs.path().to_owned();
-    process
-        .tasks
-        .spawn("readers of CDI specs", readers.clone().watch(spec_dir));
+    let watching = readers.clone().watch(spec_dir);
+    process.tasks.spawn("readers of CDI specs", watching);
 
     // Tasks. The tasks that decide on injection mode and enforcement levels read `NodeState`, which has the receivers of their
     // decisions, so the channels come first.
@@ -150,13 +137,13 @@ async fn serve_devices(config: Config, mut process: Process) -> anyhow::Result<(
     let node = Arc::new(node);
     let blocked = BlockedStarts::default();
     let (measured_sender, measured) = watch::channel(None);
-    gauges.show(
-        Arc::clone(&node),
-        registrations.subscribe(),
-        blocked.clone(),
-        measured.clone(),
-        metrics.clone(),
-    );
+    gauges.show(GaugeSources {
+        node: Arc::clone(&node),
+        registered: registrations.subscribe(),
+        blocked: blocked.clone(),
+        memory_use: measured.clone(),
+        metrics: metrics.clone(),
+    });
     let recorder = tasks::write_events(&mut process.tasks, &config, &connection);
     for gpu in &excluded {
         recorder.node(EventType::Warning, "GPUNotShared", gpu.to_string());
@@ -183,14 +170,12 @@ async fn serve_devices(config: Config, mut process: Process) -> anyhow::Result<(
     plugin.decide_enforcement(&published, levels);
     if plugin.config.measure_memory || plugin.config.driver_limits {
         let (node, source) = (Arc::clone(&plugin.node), plugin.config.source());
-        let procfs = plugin.config.measure_memory.then(|| "/proc".into());
+        let procfs = plugin.config.measure_memory.then_some(PathBuf::from("/proc"));
         let measuring = measure_memory_use(node, source, procfs, measured_sender);
         plugin.spawn("memory in use", measuring);
         let (node, recorder) = (Arc::clone(&plugin.node), plugin.recorder.clone());
-        plugin.spawn(
-            "overruns of memory",
-            report_overruns(node, measured.clone(), recorder),
-        );
+        let reporting = report_overruns(node, measured.clone(), recorder);
+        plugin.spawn("overruns of memory", reporting);
     }
     let (node, recorder) = (Arc::clone(&plugin.node), plugin.recorder.clone());
     let reporting = report_application_faults(node, devices.faults, measured, recorder);
@@ -236,8 +221,7 @@ impl Plugin {
         self.spawn("injection mode", detecting);
     }
 
-    /// Starts the tasks that compare running pods with their allocation records. Returns the pre-start check, which kubelet's
-    /// servers ask before each start of a container.
+    /// Starts the tasks that compare running pods with their allocation records. Returns the pre-start check.
     fn check_starts(&mut self, pods: watch::Sender<NodePods>, blocked: BlockedStarts) -> Arc<StartChecker> {
         let node_name = self.config.node_name.clone();
         let swaps = RecordSwaps::new(&self.connection, node_name, pods, self.metrics.clone());
@@ -250,23 +234,16 @@ impl Plugin {
             recorder: self.recorder.clone(),
             metrics: self.metrics.clone(),
         };
-        self.spawn(
-            "swapped records",
-            follow_swaps(
-                self.connection.clone(),
-                Arc::clone(&context.node),
-                Arc::clone(&context.swaps),
-            ),
-        );
-        self.spawn(
-            "comparison of running pods",
-            Reconciler::new(context.clone()).run(),
-        );
+        let (connection, node) = (self.connection.clone(), Arc::clone(&self.node));
+        let following = follow_swaps(connection, node, Arc::clone(&context.swaps));
+        self.spawn("swapped records", following);
+        let comparing = Reconciler::new(context.clone()).run();
+        self.spawn("comparison of running pods", comparing);
         Arc::new(StartChecker::new(context, blocked))
     }
 
     /// Starts the task that decides on the enforcement level of memory limits on each GPU.
-    fn decide_enforcement(&mut self, published: &Published, levels: watch::Sender<Arc<Enforcements>>) {
+    fn decide_enforcement(&mut self, published: &PublisherInputs, levels: watch::Sender<Arc<Enforcements>>) {
         let detecting = detect_enforcement(
             self.node.settings.clone(),
             self.node.fleet.clone(),
@@ -278,7 +255,7 @@ impl Plugin {
     }
 
     /// Starts the tasks that correct the health of devices by the Device object, and react to changes of health.
-    fn react_to_health(&mut self, published: &Published, corrections: mpsc::Sender<Correction>) {
+    fn react_to_health(&mut self, published: &PublisherInputs, corrections: mpsc::Sender<Correction>) {
         let correct = correct_health(
             self.connection.clone(),
             self.config.node_name.clone(),
@@ -288,28 +265,19 @@ impl Plugin {
             corrections,
         );
         self.spawn("corrections of health", correct);
-        let reaction = HealthReaction {
-            fleet: self.node.fleet.clone(),
-            pods: self.node.pods.clone(),
-            recorder: self.recorder.clone(),
-            client: self.connection.client.clone(),
-            evicts: self.config.evict.contains(&EvictionReason::Unhealthy),
-        };
-        self.spawn("pods on unhealthy devices", reaction.run());
+        let evicts = self.config.evict.contains(&EvictionReason::Unhealthy);
+        let (node, client) = (Arc::clone(&self.node), self.connection.client.clone());
+        let reaction = react_to_health(node, client, self.recorder.clone(), evicts);
+        self.spawn("pods on unhealthy devices", reaction);
     }
 
-    /// Starts the tasks about pods that kubelet has admitted: those of an earlier process, those that have ended, and the
-    /// annotation that marks a pod as assigned.
+    /// Starts the tasks about pods that kubelet has admitted.
     fn follow_kubelet(&mut self) {
-        self.spawn(
-            "pods of an earlier process",
-            note_existing_pods(Arc::clone(&self.node)),
-        );
+        let noting = note_existing_pods(Arc::clone(&self.node));
+        self.spawn("pods of an earlier process", noting);
         self.spawn("pods that have ended", free_ended_pods(Arc::clone(&self.node)));
-        self.spawn(
-            "marks of assigned pods",
-            mark_assigned(self.connection.clone(), Arc::clone(&self.node)),
-        );
+        let marking = mark_assigned(self.connection.clone(), Arc::clone(&self.node));
+        self.spawn("marks of assigned pods", marking);
     }
 
     /// Starts the NRI hook of the container runtime, if `--nri-socket` names a socket; `seen` gets the GPUs that containers see.
@@ -333,16 +301,14 @@ impl Plugin {
     fn serve_kubelet(
         &mut self,
         starts: &Arc<StartChecker>,
-        (published, keeps_units): (&Published, bool),
+        (published, keeps_units): (&PublisherInputs, bool),
         registrations: &watch::Sender<Registrations>,
     ) {
         let resources: Vec<ExtendedResource> = registrations.borrow().keys().copied().collect();
         let dir = KubeletDir::new(self.config.device_plugin_dir.clone());
         let (changes, socket_changes) = watch::channel(());
-        self.spawn(
-            "sockets of kubelet",
-            watch_sockets(dir.path.clone(), dir.interval, changes),
-        );
+        let watching = watch_sockets(dir.path.clone(), dir.interval, changes);
+        self.spawn("sockets of kubelet", watching);
         for resource in resources {
             let registration = Registration {
                 dir: dir.clone(),
@@ -352,30 +318,25 @@ impl Plugin {
                 registrations: registrations.clone(),
                 socket_changes: socket_changes.clone(),
             };
-            let serving = advertise::serve(
-                registration,
-                published.clone(),
-                keeps_units,
-                self.process.stop.clone(),
-            );
+            let stop = self.process.stop.clone();
+            let serving = advertise::serve(registration, published.clone(), keeps_units, stop);
             self.process.servers.spawn(resource.socket(), serving);
         }
     }
 
-    /// Starts the task that writes into the Node that this plugin serves and, after SIGTERM, that it ends. The returned farewell
-    /// waits for the latter.
+    /// Starts the task that writes into the Node whether this plugin serves; the returned farewell waits for its last write.
     fn publish_state(&mut self, registrations: &watch::Sender<Registrations>) -> Farewell {
         let (sender, is_written) = watch::channel(false);
-        let writer = PluginStateWriter::new(
-            &self.connection,
-            self.config.node_name.clone(),
+        let node_writer = NodeWriter::new(self.connection.client.clone(), self.config.node_name.clone());
+        let writing = write_plugin_state(
+            node_writer,
+            self.connection.contact.backoff(PAUSES),
             self.config.pod_uid.clone().filter(|uid| !uid.is_empty()),
+            registrations.subscribe(),
+            self.process.signal.clone(),
+            sender,
         );
-        let signal = self.process.signal.clone();
-        self.spawn(
-            "state of the plugin",
-            writer.run(registrations.subscribe(), signal, sender),
-        );
+        self.spawn("state of the plugin", writing);
         Farewell {
             registered: registrations.subscribe(),
             is_written,

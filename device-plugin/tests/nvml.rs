@@ -18,10 +18,10 @@ use std::{
 };
 
 use device_plugin::devices::health::{Health, HealthChange, HealthPolicy, HealthReason};
-use device_plugin::devices::inventory::source::{DeviceSource, MachineSource, NvmlSource};
+use device_plugin::devices::inventory::source::{DeviceSource, NvmlSource};
 use device_plugin::devices::inventory::{
-    ExcludedGpu, ExclusionReason, Feed, Gpu, InventoryError, NodeInventory, Observation, ObservationKind,
-    Observations, PciLocation, PhysicalId,
+    ExcludedGpu, Feed, Gpu, InventoryError, NodeInventory, Observation, ObservationKind, Observations,
+    PciLocation, PhysicalId,
 };
 use machine::{Card, LOST, Machine, card};
 use rstest::rstest;
@@ -127,7 +127,7 @@ impl Watched {
 }
 
 fn of_gpus(nvml: NvmlSource) -> DeviceSource {
-    DeviceSource::Machine(MachineSource::new(nvml))
+    DeviceSource::Machine(nvml)
 }
 
 /// The source that probes and compares all the time.
@@ -508,7 +508,7 @@ async fn a_gpu_that_was_missing_at_the_start_is_announced() {
         excluded.as_slice(),
         [ExcludedGpu {
             uuid: None,
-            exclusion: ExclusionReason::Unreadable(_),
+            is_mig: false,
             ..
         }]
     ));

@@ -119,7 +119,7 @@ fn sysfs_and_device_nodes_are_those_of_the_node_where_it_is_mounted(
         sysfs: below(sysfs),
         ..NvmlSource::default()
     };
-    assert_eq!(config.source(), DeviceSource::Machine(MachineSource::new(source)));
+    assert_eq!(config.source(), DeviceSource::Machine(source));
     let settings = config.settings();
     assert_eq!(
         (settings.sysfs_root, settings.device_root),

@@ -22,7 +22,6 @@ pub(super) fn node_name(text: &str) -> Result<String, String> {
     }
 }
 
-/// Parses the flag for the name of the extended resource of memory units.
 pub(super) fn memory_resource(text: &str) -> Result<String, String> {
     check_extended_resource(text)?;
     // The plugin or the vendor's would serve another resource of this name, or this plugin would patch its amount.
@@ -163,7 +162,7 @@ pub struct VendorResource {
 }
 
 /// The device plugin that serves a vendor's resource on this node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum VendorServer {
     /// The vendor's plugin, whose allocations this plugin publishes.
     Vendor,
@@ -177,14 +176,9 @@ impl FromStr for VendorResource {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let form_error = || "write the name of a resource, = and one of vendor, ours, ignore".to_owned();
-        let (name, server) = text.trim().rsplit_once('=').ok_or_else(form_error)?;
-        let server = match server {
-            "vendor" => VendorServer::Vendor,
-            "ours" => VendorServer::Ours,
-            "ignore" => VendorServer::Ignore,
-            _ => return Err(form_error()),
-        };
+        let form = "write the name of a resource, = and one of vendor, ours, ignore";
+        let (name, server) = text.trim().rsplit_once('=').ok_or(form)?;
+        let server = VendorServer::from_str(server, false).map_err(|_| form)?;
         check_extended_resource(name)?;
         if server == VendorServer::Ours && !VENDOR_GPUS.contains(&name) {
             return Err(format!("this plugin can serve one of {}", VENDOR_GPUS.join(", ")));

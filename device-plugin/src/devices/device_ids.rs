@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use prost::encoding::encoded_len_varint;
 use proto::kubelet::MAX_MESSAGE_BYTES;
 use proto::memory_unit::MemoryUnit;
 
@@ -23,7 +24,7 @@ const UNHEALTHY_BYTES: u64 = 2 + proto::kubelet::UNHEALTHY.len() as u64;
 const NUMA_NODE_BYTES: u64 = 6;
 
 /// The NUMA nodes that a list may name: their numbers are encoded in one byte.
-pub const NUMA_NODES: std::ops::Range<i32> = 0..128;
+pub(crate) const NUMA_NODES: std::ops::Range<i32> = 0..128;
 
 /// The IDs of all virtual devices of this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,9 +37,8 @@ pub struct IdScheme {
 
 /// The IDs of the virtual devices of one device for one resource: a prefix and the numbers from 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NumberedIds {
-    /// The device.
-    pub device: PhysicalId,
+pub(crate) struct NumberedIds {
+    pub(crate) device: PhysicalId,
     prefix: String,
     /// The number of IDs; none if the prefix alone is the only ID.
     count: Option<u64>,
@@ -47,19 +47,23 @@ pub struct NumberedIds {
 }
 
 impl NumberedIds {
-    /// The IDs of `count` parts of a device, such as shares of a GPU: `<device ID>::<n>`.
-    fn parts(device: PhysicalId, count: u64) -> Self {
+    fn new(device: &PhysicalId, prefix: String, count: Option<u64>) -> Self {
         Self {
-            // dcgm-exporter finds the GPU of a share by the text before `::`.
-            prefix: format!("{device}::"),
-            device,
-            count: Some(count),
+            device: device.clone(),
+            prefix,
+            count,
             kept: Vec::new(),
         }
     }
 
+    /// The IDs of `count` parts of a device, such as shares of a GPU: `<device ID>::<n>`.
+    fn parts(device: &PhysicalId, count: u64) -> Self {
+        // dcgm-exporter finds the GPU of a share by the text before `::`.
+        Self::new(device, format!("{device}::"), Some(count))
+    }
+
     /// Every ID of these virtual devices, in the order of their numbers.
-    pub fn iter(&self) -> impl Iterator<Item = String> + use<> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = String> + use<> {
         let (prefix, is_alone) = (self.prefix.clone(), self.count.is_none());
         (0..self.count.unwrap_or(1))
             .chain(self.kept.clone())
@@ -72,7 +76,6 @@ impl NumberedIds {
             })
     }
 
-    /// True if `id` is the ID of one of these virtual devices.
     fn includes(&self, id: &str) -> bool {
         let Some(number) = id.strip_prefix(&self.prefix) else {
             return false;
@@ -105,46 +108,31 @@ impl NumberedIds {
 
 /// The device list of a resource is longer than kubelet accepts.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the texts of the errors say it")]
 pub enum TooLong {
-    /// There are too many memory units.
     #[error(
         "--memory-unit {unit} makes a device list of {bytes} bytes, and kubelet takes at most {MAX_MESSAGE_BYTES}; the smallest unit that \
          fits the GPUs of this node is --memory-unit {fitting}"
     )]
     Units {
-        /// The configured unit.
         unit: MemoryUnit,
-        /// Size of the list.
         bytes: u64,
-        /// The smallest unit that can be used.
         fitting: MemoryUnit,
     },
-    /// There are too many memory units, whatever the unit.
     #[error(
         "the GPUs of this node have more memory than units of any size can list in {MAX_MESSAGE_BYTES} bytes"
     )]
     AnyUnit,
-    /// There are too many shares.
     #[error(
         "--slots {slots} makes a device list of {bytes} bytes, and kubelet takes at most {MAX_MESSAGE_BYTES}; the most that fits the GPUs \
          of this node is --slots {fitting}"
     )]
-    Slots {
-        /// The configured number.
-        slots: u32,
-        /// Size of the list.
-        bytes: u64,
-        /// The largest number that can be used.
-        fitting: u32,
-    },
+    Slots { slots: u32, bytes: u64, fitting: u32 },
 }
 
 impl IdScheme {
     /// The IDs of shares and memory units of `gpus`, the GPUs that pods may share. If `lists_numa_nodes` is true, lists name the
     /// NUMA node of each device.
-    ///
-    /// # Errors
-    /// A list in which all devices are unhealthy, the longest one, is longer than kubelet accepts.
     pub fn with_numa_nodes(
         lists_numa_nodes: bool,
         gpus: &[Gpu],
@@ -188,18 +176,13 @@ impl IdScheme {
 
     /// The same IDs, with those of whole GPUs and of devices of other types in this inventory.
     #[must_use]
-    pub fn with_inventory(mut self, inventory: &NodeInventory) -> Self {
+    pub(crate) fn with_inventory(mut self, inventory: &NodeInventory) -> Self {
         let of_shared_gpus = [ExtendedResource::Shared, ExtendedResource::Memory];
         self.by_resource
             .retain(|resource, _| of_shared_gpus.contains(resource));
         for gpu in &inventory.gpus {
-            let ids = NumberedIds {
-                device: gpu.uuid.clone(),
-                // The form of NVIDIA's own plugin: monitoring tools find the GPU by it.
-                prefix: gpu.uuid.to_string(),
-                count: None,
-                kept: Vec::new(),
-            };
+            // The form of NVIDIA's own plugin: monitoring tools find the GPU by it.
+            let ids = NumberedIds::new(&gpu.uuid, gpu.uuid.to_string(), None);
             let whole = self.by_resource.entry(ExtendedResource::Whole);
             whole.or_default().push(ids);
         }
@@ -207,17 +190,21 @@ impl IdScheme {
             if let Some(resource) = ExtendedResource::of_type(&device.device_type)
                 && let Some(percent) = device.percent()
             {
-                let ids = NumberedIds::parts(device.id.clone(), percent.min(MAX_PARTS));
+                let ids = NumberedIds::parts(&device.id, percent.min(MAX_PARTS));
                 self.by_resource.entry(resource).or_default().push(ids);
             }
         }
         self
     }
 
-    /// The same IDs, with those `allocated` units whose memory the driver has reserved since: a kubelet that restarts refuses a
-    /// running pod if it has IDs that are not listed.
+    /// The same IDs, with `allocated` ones whose memory the driver has reserved since: kubelet refuses a pod whose IDs are gone.
     #[must_use]
-    pub fn with_allocated(mut self, allocated: &BTreeSet<String>, gpus: &[Gpu], unit: MemoryUnit) -> Self {
+    pub(crate) fn with_allocated(
+        mut self,
+        allocated: &BTreeSet<String>,
+        gpus: &[Gpu],
+        unit: MemoryUnit,
+    ) -> Self {
         let numbered = self.by_resource.get_mut(&ExtendedResource::Memory);
         for ids in numbered.into_iter().flatten() {
             if let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == ids.device) {
@@ -227,24 +214,22 @@ impl IdScheme {
         self
     }
 
-    /// True if lists name the NUMA node of each device.
-    pub fn lists_numa_nodes(&self) -> bool {
+    pub(crate) fn lists_numa_nodes(&self) -> bool {
         self.lists_numa_nodes
     }
 
-    /// The number of shares of each GPU.
-    pub fn slots(&self) -> u32 {
+    pub(crate) fn slots(&self) -> u32 {
         self.slots
     }
 
     /// True if pods may share the GPU with this UUID: it has IDs of shares.
-    pub fn is_shared(&self, uuid: &PhysicalId) -> bool {
+    pub(crate) fn is_shared(&self, uuid: &PhysicalId) -> bool {
         let mut shared = self.numbered(ExtendedResource::Shared).iter();
         shared.any(|ids| ids.device == *uuid)
     }
 
     /// The IDs of a resource's virtual devices, device by device.
-    pub fn numbered(&self, resource: ExtendedResource) -> &[NumberedIds] {
+    pub(crate) fn numbered(&self, resource: ExtendedResource) -> &[NumberedIds] {
         self.by_resource.get(&resource).map_or(&[], Vec::as_slice)
     }
 
@@ -283,23 +268,17 @@ fn parse_number(digits: &str) -> Option<u64> {
     digits.parse().ok().filter(|_| is_number)
 }
 
-/// The IDs of `slots` shares of each GPU.
 fn share_ids(gpus: &[Gpu], slots: u64) -> Vec<NumberedIds> {
-    gpus.iter()
-        .map(|gpu| NumberedIds::parts(gpu.uuid.clone(), slots))
-        .collect()
+    let ids = gpus.iter().map(|gpu| NumberedIds::parts(&gpu.uuid, slots));
+    ids.collect()
 }
 
 /// The IDs of memory units of each GPU; `stems` are the starts of these IDs, one for each GPU in the same order.
 fn memory_ids(gpus: &[Gpu], stems: &[String], unit: MemoryUnit) -> Vec<NumberedIds> {
     let mut numbered = Vec::with_capacity(gpus.len());
     for (gpu, stem) in gpus.iter().zip(stems) {
-        numbered.push(NumberedIds {
-            device: gpu.uuid.clone(),
-            prefix: format!("{stem}-"),
-            count: Some(unit.units_in(gpu.memory_bytes)),
-            kept: Vec::new(),
-        });
+        let count = unit.units_in(gpu.memory_bytes);
+        numbered.push(NumberedIds::new(&gpu.uuid, format!("{stem}-"), Some(count)));
     }
     numbered
 }
@@ -307,13 +286,11 @@ fn memory_ids(gpus: &[Gpu], stems: &[String], unit: MemoryUnit) -> Vec<NumberedI
 /// Most virtual devices of one device other than a GPU: an absurd amount in an inventory must not make an absurd list.
 const MAX_PARTS: u64 = 1000;
 
-/// Longest device list, in bytes, that kubelet accepts.
 const MAX_LIST_BYTES: u64 = MAX_MESSAGE_BYTES as u64;
 
 /// The largest unit, 1 TiB, in MiB.
 const MAX_UNIT_MIB: u64 = 1 << 20;
 
-/// The memory unit of this number of MiB, if it can be one.
 fn unit_of(mib: u64) -> Option<MemoryUnit> {
     MemoryUnit::from_bytes(mib << 20)
 }
@@ -350,13 +327,8 @@ fn list_bytes(prefix_bytes: u64, count: u64, more_bytes: u64) -> u64 {
 
 /// Encoded size of one unhealthy device with an ID of this length: each field is a tag, a length and its bytes.
 fn device_bytes(id_bytes: u64, more_bytes: u64) -> u64 {
-    let fields = 1 + varint_bytes(id_bytes) + id_bytes + UNHEALTHY_BYTES + more_bytes;
-    1 + varint_bytes(fields) + fields
-}
-
-/// Encoded size of a number: 7 bits in each byte.
-fn varint_bytes(value: u64) -> u64 {
-    u64::from(value.max(1).ilog2() / 7 + 1)
+    let fields = 1 + encoded_len_varint(id_bytes) as u64 + id_bytes + UNHEALTHY_BYTES + more_bytes;
+    1 + encoded_len_varint(fields) as u64 + fields
 }
 
 /// The start of the hash of each GPU's UUID, as long as it is unique: a GPU keeps its IDs when another one is added.
@@ -365,13 +337,15 @@ fn stems(gpus: &[Gpu]) -> Vec<String> {
     let hashes: Vec<String> = gpus.iter().map(hash).collect();
     let mut stems = Vec::with_capacity(gpus.len());
     for (gpu, own) in gpus.iter().zip(&hashes) {
-        let is_unique = |stem: &&str| hashes.iter().filter(|hash| hash.starts_with(stem)).count() == 1;
-        let stem = STEM_LENGTHS
-            .map(|len| own.get(..len).unwrap_or(own))
-            .into_iter()
-            .find(is_unique);
         // Equal hashes of two UUIDs are as good as impossible; the UUIDs themselves differ.
-        stems.push(stem.unwrap_or(gpu.uuid.as_str()).to_owned());
+        let mut stem = gpu.uuid.as_str();
+        for len in STEM_LENGTHS.into_iter().rev() {
+            let start = own.get(..len).unwrap_or(own);
+            if hashes.iter().filter(|hash| hash.starts_with(start)).count() == 1 {
+                stem = start;
+            }
+        }
+        stems.push(stem.to_owned());
     }
     stems
 }

@@ -28,7 +28,7 @@ impl ExtendedResource {
     pub const ALL: [Self; 5] = [Self::Shared, Self::Memory, Self::Whole, Self::Rdma, Self::Fpga];
 
     /// The resources that every node advertises, even one without GPUs.
-    pub const ALWAYS: [Self; 2] = [Self::Shared, Self::Memory];
+    pub(crate) const ALWAYS: [Self; 2] = [Self::Shared, Self::Memory];
 
     /// File name of the resource's socket in kubelet's device plugin directory.
     pub fn socket(self) -> &'static str {
@@ -62,7 +62,7 @@ impl ExtendedResource {
     }
 
     /// The resource that counts percent of devices of this type; none for GPUs, and for types without a resource here.
-    pub fn of_type(device_type: &str) -> Option<Self> {
+    pub(crate) fn of_type(device_type: &str) -> Option<Self> {
         match device_type {
             TYPE_RDMA => Some(Self::Rdma),
             TYPE_FPGA => Some(Self::Fpga),
@@ -97,9 +97,8 @@ impl ExtendedResourceNames {
 
     /// The resource with this name.
     pub fn find(&self, name: &str) -> Option<ExtendedResource> {
-        ExtendedResource::ALL
-            .into_iter()
-            .find(|resource| self.of(*resource) == Some(name))
+        let mut all = ExtendedResource::ALL.into_iter();
+        all.find(|resource| self.of(*resource) == Some(name))
     }
 }
 

@@ -63,10 +63,8 @@ pub struct NodeFleet {
     pub ids: IdScheme,
     /// The links between GPUs, as far as the source reports them.
     pub links: Vec<GpuLinks>,
-    /// The partitions of the GPUs, if the source reports them.
-    pub partitions: Option<GpuPartitionTable>,
-    /// The policy for these partitions, if the source reports it.
-    pub partition_policy: Option<GpuPartitionPolicy>,
+    pub(crate) partitions: Option<GpuPartitionTable>,
+    pub(crate) partition_policy: Option<GpuPartitionPolicy>,
     /// True if containers need the vendor's driver to use the GPUs.
     pub needs_driver: bool,
     /// Version of the driver, if the source reports it.
@@ -74,7 +72,7 @@ pub struct NodeFleet {
     /// The vendor of the GPUs.
     pub vendor: String,
     /// False until the XIDs that an earlier process observed are loaded from the Device object; starts of containers wait for it.
-    pub is_health_loaded: bool,
+    pub(crate) is_health_loaded: bool,
 }
 
 impl NodeFleet {
@@ -106,7 +104,7 @@ impl NodeFleet {
 
     /// The fleet with the devices of another inventory in place of its own. A device that is in both keeps its health.
     #[must_use]
-    pub fn with_inventory(&self, inventory: NodeInventory, ids: IdScheme) -> Self {
+    pub(crate) fn with_inventory(&self, inventory: NodeInventory, ids: IdScheme) -> Self {
         let mut fleet = Self {
             // XIDs of an earlier process are loaded once, into the devices that are there at that time.
             is_health_loaded: self.is_health_loaded,
@@ -124,7 +122,6 @@ impl NodeFleet {
         self.set_health(&change.device, change.is_healthy, reason, &change.message);
     }
 
-    /// Sets the health of the device with this ID; an unknown ID changes nothing.
     fn set_health(&mut self, id: &PhysicalId, is_healthy: bool, reason: Option<HealthReason>, message: &str) {
         for entry in &mut self.gpus {
             if entry.device.uuid == *id {
@@ -144,32 +141,30 @@ impl NodeFleet {
         Some(&entry.device)
     }
 
-    /// The GPU that a pod's record names so.
-    pub fn gpu_named(&self, name: &DeviceName) -> Option<&Gpu> {
+    pub(crate) fn gpu_named(&self, name: &DeviceName) -> Option<&Gpu> {
         let entry = self.gpus.iter().find(|entry| name.names(&entry.device))?;
         Some(&entry.device)
     }
 
-    /// The devices of a type other than GPUs, such as `rdma`, by minor number.
-    pub fn devices_of(&self, device_type: &str) -> impl Iterator<Item = &FleetDevice<OtherDevice>> {
+    pub(crate) fn devices_of(&self, device_type: &str) -> impl Iterator<Item = &FleetDevice<OtherDevice>> {
         let others = self.others.iter();
         others.filter(move |entry| entry.device.device_type == device_type)
     }
 
     /// Every device, GPUs first.
-    pub fn all_entries(&self) -> impl Iterator<Item = FleetEntry<'_>> {
+    pub(crate) fn all_entries(&self) -> impl Iterator<Item = FleetEntry<'_>> {
         let gpus = self.gpus.iter().map(FleetEntry::from);
         gpus.chain(self.others.iter().map(FleetEntry::from))
     }
 
     /// The devices of a type, GPUs included.
-    pub fn entries<'a>(&'a self, device_type: &'a str) -> impl Iterator<Item = FleetEntry<'a>> {
+    pub(crate) fn entries<'a>(&'a self, device_type: &'a str) -> impl Iterator<Item = FleetEntry<'a>> {
         self.all_entries()
             .filter(move |entry| entry.device_type == device_type)
     }
 
     /// The device that a pod's record names so for a resource, healthy or not.
-    pub fn find(&self, resource: ExtendedResource, name: &DeviceName) -> Option<DeviceKey> {
+    pub(crate) fn find(&self, resource: ExtendedResource, name: &DeviceName) -> Option<DeviceKey> {
         let mut entries = self.entries(resource.device_type());
         Some(entries.find(|entry| name.is(&entry.key))?.key)
     }
@@ -184,10 +179,7 @@ impl NodeFleet {
     }
 
     /// The devices that a pod's record names for a resource, without duplicates, if the pod may get all of them.
-    ///
-    /// # Errors
-    /// The first of the names whose device is not on this node, is unhealthy, or may not be shared.
-    pub fn resolve(
+    pub(crate) fn resolve(
         &self,
         resource: ExtendedResource,
         names: &[DeviceName],
@@ -224,7 +216,7 @@ impl NodeFleet {
 }
 
 /// The name of a device type in texts for people.
-pub fn type_name(device_type: &str) -> &str {
+pub(crate) fn type_name(device_type: &str) -> &str {
     if device_type == TYPE_GPU {
         "GPU"
     } else {
@@ -235,10 +227,9 @@ pub fn type_name(device_type: &str) -> &str {
 /// The two names that records of pods may have for a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceKey {
-    /// The identity of the device.
-    pub id: PhysicalId,
+    pub(crate) id: PhysicalId,
     /// The minor number, unique among the devices of a type.
-    pub minor: u32,
+    pub(crate) minor: u32,
 }
 
 impl From<&Gpu> for DeviceKey {
@@ -261,7 +252,7 @@ impl From<&OtherDevice> for DeviceKey {
 
 /// The name of a device in the record of a pod, among those of its type.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum DeviceName {
+pub(crate) enum DeviceName {
     /// The device's ID, in records of this project's scheduler.
     Id(PhysicalId),
     /// The device's minor number, in records of the old gpushare extender.
@@ -269,13 +260,11 @@ pub enum DeviceName {
 }
 
 impl DeviceName {
-    /// True if this names the GPU.
-    pub fn names(&self, gpu: &Gpu) -> bool {
+    pub(crate) fn names(&self, gpu: &Gpu) -> bool {
         self.is(&DeviceKey::from(gpu))
     }
 
-    /// True if this names the device.
-    pub fn is(&self, device: &DeviceKey) -> bool {
+    pub(crate) fn is(&self, device: &DeviceKey) -> bool {
         match self {
             Self::Id(id) => *id == device.id,
             Self::Minor(minor) => *minor == device.minor,
@@ -294,25 +283,16 @@ impl fmt::Display for DeviceName {
 
 /// A device of any type and its health.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FleetEntry<'a> {
-    /// The device type, such as `gpu`.
-    pub device_type: &'a str,
-    /// The device's names in records of pods.
-    pub key: DeviceKey,
-    /// True if pods may share the device.
-    pub is_shared: bool,
-    /// True if pods may be placed on the device.
-    pub is_healthy: bool,
-    /// The reason of the last change of the device's health; none before the first change.
-    pub reason: Option<HealthReason>,
-    /// The reason in a sentence for people.
-    pub message: &'a str,
-    /// The PCI address, if the source reports it.
-    pub bus_id: Option<&'a str>,
-    /// The location on the PCI bus.
-    pub location: &'a PciLocation,
-    /// Labels by which pods may select the device.
-    pub labels: &'a BTreeMap<String, String>,
+pub(crate) struct FleetEntry<'a> {
+    pub(crate) device_type: &'a str,
+    pub(crate) key: DeviceKey,
+    pub(crate) is_shared: bool,
+    pub(crate) is_healthy: bool,
+    pub(crate) reason: Option<HealthReason>,
+    pub(crate) message: &'a str,
+    pub(crate) bus_id: Option<&'a str>,
+    pub(crate) location: &'a PciLocation,
+    pub(crate) labels: &'a BTreeMap<String, String>,
 }
 
 impl<'a> From<&'a FleetDevice<Gpu>> for FleetEntry<'a> {
@@ -349,32 +329,22 @@ impl<'a> From<&'a FleetDevice<OtherDevice>> for FleetEntry<'a> {
 
 /// The reason that a pod cannot have a device that its record names.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the texts of the errors say it")]
 pub enum Unavailable {
-    /// This node does not have the device.
     #[error(
         "{} {name} is not on this node; delete the pod to reschedule it",
         type_name(device_type)
     )]
-    Unknown {
-        /// The type in the record.
-        device_type: &'static str,
-        /// The name in the record.
-        name: String,
-    },
-    /// The device is unhealthy.
+    Unknown { device_type: &'static str, name: String },
     #[error(
         "{} {id} of this node is unhealthy: {message}; the container starts once it is healthy, or delete the pod to reschedule it",
         type_name(device_type)
     )]
     Unhealthy {
-        /// The type of the device.
         device_type: &'static str,
-        /// The device.
         id: PhysicalId,
-        /// The reason that the device is unhealthy, in a sentence.
         message: String,
     },
-    /// The operator leaves the GPU to pods that take whole GPUs.
     #[error(
         "GPU {0} of this node is not shared: --shared-devices of its plugin leaves it to pods that take whole GPUs; delete the pod to \
          reschedule it"

@@ -1,27 +1,10 @@
-//! Decides from the observations of a watch whether each device is healthy, and when an unhealthy one has recovered.
+//! Decides from the observations of a watch whether each device is healthy, and when an unhealthy one has recovered. Pure: the
+//! caller passes the time, and acts on the [`HealthChange`]s.
 //!
-//! Pure: no clock, NVML or channel. The caller passes the time (since any fixed moment) with each observation and acts on the
-//! [`HealthChange`]s that come out.
-//!
-//! The rules:
-//!
-//! * A critical XID makes its device unhealthy, unless the policy says that applications cause it by their own fault: such an XID
-//!   says nothing about the device and only leads to events on its pods.
-//! * A device that is lost, or fails a probe in another way, is unhealthy at once; so is an adapter without an active port.
-//! * An XID of an unknown device, or of one that is not in the inventory, changes nothing by itself. The watch then probes every
-//!   device: those that fail are unhealthy, and the other devices stay as they are.
-//! * A device that reports no events (NVML answers `NOT_SUPPORTED`) is watched by probes alone; the lack of events does not make
-//!   it unhealthy.
-//! * An unhealthy device is healthy again when, since its last trouble, it has answered a number of probes and a time has passed
-//!   (the quiet time); the policy sets both.
-//! * Time does not heal a device that needs a reset: after an XID that the policy lists for it, or as long as its driver names a
-//!   recovery action. Answered probes count again once the driver names none, or a reset has been observed (the device was lost
-//!   and is back, or its memory rows that waited for a reset are remapped). An operator can make it healthy ([`Health::clear`]).
-//!   A boot resets devices too; XIDs of an earlier boot are not loaded.
-//! * A device that is unhealthy again within a day of its recovery has a relapse. Each relapse doubles its quiet time, up to an
-//!   hour; after a healthy day the count of relapses starts at zero.
-//! * The node's Device object keeps health across restarts of the plugin. A device that is unhealthy there by an XID starts as if
-//!   that XID had just come ([`Health::load`]); probes find all other trouble again.
+//! A critical XID (unless applications cause it), a lost device, a failed probe or an adapter without an active port makes a
+//! device unhealthy. It is healthy again when, since its last trouble, it has answered a number of probes and a quiet time has
+//! passed. A device that needs a reset is healthy only after one was observed, or an operator has cleared it. Each relapse within
+//! a day of the recovery doubles the quiet time, up to an hour. [`Health::load`] continues the XIDs of an earlier process.
 
 mod xids;
 
@@ -32,21 +15,20 @@ use std::time::Duration;
 
 use crate::devices::inventory::{MIG, Observation, ObservationKind, PhysicalId};
 
-pub use xids::{XidClass, Xids};
+use xids::XidClass;
+pub use xids::Xids;
 
 /// Longest quiet time to which relapses lead, unless the policy itself sets a longer one.
-pub const LONGEST_QUIET: Duration = Duration::from_secs(60 * 60);
+pub(crate) const LONGEST_QUIET: Duration = Duration::from_secs(60 * 60);
 
 /// Time after the recovery of a device in which further trouble is a relapse.
-pub const RELAPSE_WITHIN: Duration = Duration::from_secs(24 * 60 * 60);
+pub(crate) const RELAPSE_WITHIN: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// An XID that an application causes and that leaves the device in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ApplicationFault {
-    /// The GPU.
-    pub uuid: PhysicalId,
-    /// The XID.
-    pub xid: u64,
+pub(crate) struct ApplicationFault {
+    pub(crate) uuid: PhysicalId,
+    pub(crate) xid: u64,
 }
 
 /// The reason for a device's present state.
@@ -129,7 +111,6 @@ impl Default for HealthPolicy {
 }
 
 impl HealthPolicy {
-    /// Returns true if a device with this trouble stays unhealthy until it has been reset.
     fn needs_reset(&self, reason: HealthReason) -> bool {
         match reason {
             HealthReason::Xid(xid) => self.xids.class(xid) == XidClass::Reset,
@@ -162,7 +143,6 @@ impl HealthPolicy {
         )
     }
 
-    /// The time that a device must be without trouble after this number of relapses.
     fn quiet_after(&self, relapses: u32) -> Duration {
         // An error that comes back every few minutes must not return the device to pods each time.
         let doubled = self.quiet.saturating_mul(2_u32.saturating_pow(relapses));
@@ -170,14 +150,11 @@ impl HealthPolicy {
     }
 }
 
-/// The state of one device.
 #[derive(Clone, Copy, Debug, Default)]
 struct DeviceHealth {
     /// The trouble that makes the device unhealthy; none if it is healthy.
     trouble: Option<Trouble>,
-    /// The time of the device's last recovery.
     recovered: Option<Duration>,
-    /// The number of relapses in a row.
     relapses: u32,
 }
 
@@ -186,13 +163,9 @@ impl DeviceHealth {
     fn record_trouble(&mut self, reason: HealthReason, needs_reset: bool, now: Duration) {
         // Only a healthy device can relapse; further trouble of an unhealthy one belongs to the same fault.
         if self.trouble.is_none() {
-            let is_relapse = self
-                .recovered
-                .is_some_and(|recovered| now.saturating_sub(recovered) <= RELAPSE_WITHIN);
-            self.relapses = if is_relapse {
-                self.relapses.saturating_add(1)
-            } else {
-                0
+            self.relapses = match self.recovered {
+                Some(at) if now.saturating_sub(at) <= RELAPSE_WITHIN => self.relapses.saturating_add(1),
+                _ => 0,
             };
         }
         // Further trouble starts the recovery again: answered probes and the quiet time count from the last trouble on.
@@ -240,7 +213,6 @@ struct Trouble {
     needs_reset: bool,
     /// The time of the device's last trouble.
     since: Duration,
-    /// Number of probes that the device has answered since its last trouble.
     n_answered_probes: u32,
 }
 
@@ -263,7 +235,7 @@ impl Health {
     }
 
     /// Replaces the set of devices. A device that stays keeps its state, a new device is healthy.
-    pub fn set_devices(&mut self, devices: impl IntoIterator<Item = PhysicalId>) {
+    pub(crate) fn set_devices(&mut self, devices: impl IntoIterator<Item = PhysicalId>) {
         let mut before = std::mem::take(&mut self.devices);
         for device in devices {
             let state = before.remove(&device).unwrap_or_default();
@@ -273,9 +245,7 @@ impl Health {
 
     /// Returns true if pods may be placed on the device; an unknown device is not healthy.
     pub fn is_healthy(&self, device: &PhysicalId) -> bool {
-        self.devices
-            .get(device)
-            .is_some_and(|state| state.trouble.is_none())
+        matches!(self.devices.get(device), Some(state) if state.trouble.is_none())
     }
 
     /// The reason that the device is unhealthy, if it is.
@@ -306,7 +276,7 @@ impl Health {
     }
 
     /// The fault of an application that an observation reports; none for other observations and for unknown devices.
-    pub fn application_fault(&self, observation: &Observation) -> Option<ApplicationFault> {
+    pub(crate) fn application_fault(&self, observation: &Observation) -> Option<ApplicationFault> {
         let ObservationKind::Xid(xid) = observation.kind else {
             return None;
         };
@@ -386,7 +356,7 @@ impl Health {
     }
 
     /// Makes an unhealthy device healthy on the word of an operator; the next trouble makes it unhealthy again.
-    pub fn clear(&mut self, now: Duration, device: &PhysicalId) -> Option<HealthChange> {
+    pub(crate) fn clear(&mut self, now: Duration, device: &PhysicalId) -> Option<HealthChange> {
         let state = self.devices.get_mut(device)?;
         let trouble = state.trouble.take()?;
         // Trouble soon afterwards is a relapse, as after a recovery by probes.

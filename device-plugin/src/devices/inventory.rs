@@ -22,7 +22,7 @@ use proto::topology::{GpuLinks, GpuPartitionPolicy, GpuPartitionTable};
 pub use error::InventoryError;
 pub use feed::{Feed, Observation, ObservationKind, Observations};
 pub use pci::PciLocation;
-pub use physical_id::{InvalidPhysicalId, PhysicalId};
+pub use physical_id::PhysicalId;
 
 /// The reason that a GPU in MIG mode is left out.
 pub(crate) const MIG: &str = "it is in MIG mode, and sharing MIG instances is not supported";
@@ -55,7 +55,7 @@ pub struct Gpu {
 
 impl Gpu {
     /// All memory of the GPU in bytes, that of its driver included.
-    pub fn memory_with_reserved(&self) -> u64 {
+    pub(crate) fn memory_with_reserved(&self) -> u64 {
         self.memory_bytes.saturating_add(self.reserved_bytes)
     }
 }
@@ -103,29 +103,16 @@ fn percent_resource(device_type: &str) -> Option<&'static str> {
 }
 
 /// A GPU that is present but cannot be shared now.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ExcludedGpu {
     /// The position in the order of the source.
     pub index: u32,
     /// The UUID, unless it cannot be read.
     pub uuid: Option<PhysicalId>,
+    /// True if the problem is that the GPU is in MIG mode.
+    pub is_mig: bool,
     /// The reason that the plugin leaves the GPU out.
-    pub exclusion: ExclusionReason,
-}
-
-/// The reason that a GPU cannot be shared.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ExclusionReason {
-    /// The GPU is in MIG mode.
-    Mig,
-    /// A property that the plugin needs cannot be read; the text names it.
-    Unreadable(String),
-}
-
-impl From<String> for ExclusionReason {
-    fn from(problem: String) -> Self {
-        Self::Unreadable(problem)
-    }
+    pub problem: String,
 }
 
 impl fmt::Display for ExcludedGpu {
@@ -134,10 +121,7 @@ impl fmt::Display for ExcludedGpu {
         if let Some(uuid) = &self.uuid {
             write!(f, " ({uuid})")?;
         }
-        match &self.exclusion {
-            ExclusionReason::Mig => write!(f, ": {MIG}"),
-            ExclusionReason::Unreadable(problem) => write!(f, ": {problem}"),
-        }
+        write!(f, ": {}", self.problem)
     }
 }
 
@@ -184,7 +168,8 @@ impl NodeInventory {
             // A device that `now` lacks does not count: the module `health` makes it unhealthy.
             || now.gpus.iter().any(|gpu| !self.describes(gpu))
             || now.others.iter().any(|other| !self.others.contains(other))
-            || now.excluded.iter().any(|excluded| self.shares_mig(excluded))
+            // A GPU that this inventory shares is in MIG mode now.
+            || now.excluded.iter().any(|gpu| gpu.is_mig && gpu.uuid.as_ref().is_some_and(|uuid| self.gpu(uuid).is_some()))
     }
 
     /// Returns true if this inventory has the GPU with the same properties, apart from its index and the driver's reserve.
@@ -203,15 +188,8 @@ impl NodeInventory {
         }
         expected == *gpu
     }
-
-    /// Returns true if `excluded` is a GPU in MIG mode that this inventory still shares.
-    fn shares_mig(&self, excluded: &ExcludedGpu) -> bool {
-        let uuid = excluded.uuid.as_ref();
-        excluded.exclusion == ExclusionReason::Mig && uuid.is_some_and(|uuid| self.gpu(uuid).is_some())
-    }
 }
 
-/// The error if the library or file at `path` lists no GPU.
 fn no_gpu(path: &Path) -> InventoryError {
     InventoryError::absent(format!(
         "{} lists no GPU: keep this daemon off nodes without GPUs (node selector), or pass the devices to its container",
@@ -234,9 +212,8 @@ pub struct ProcessMemory {
 
 /// A cgroup, and a GPU on which the driver may limit its memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CgroupOnGpu {
-    /// The GPU.
-    pub gpu: PhysicalId,
+pub(crate) struct CgroupOnGpu {
+    pub(crate) gpu: PhysicalId,
     /// The cgroup's directory as this process sees it.
-    pub cgroup: PathBuf,
+    pub(crate) cgroup: PathBuf,
 }

@@ -58,7 +58,7 @@ pub(crate) enum Exposure {
 
 /// The injection mode of this node, and the reason for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Injection {
+pub(crate) struct Injection {
     pub(crate) mode: Mode,
     pub(crate) certainty: Certainty,
     /// The reason in one word, for a condition.

@@ -6,36 +6,29 @@ use tokio::time::timeout;
 
 /// The reason that a request to the API server failed.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the texts of the errors say it")]
 pub enum ApiRequestError {
     /// The API server answered with an error, or could not be reached.
     #[error("cannot {what}")]
     Failed {
-        /// The request, as verb and object.
         what: String,
-        /// The client's error.
         #[source]
         source: Box<kube::Error>,
     },
     /// The API server did not answer in time. It may still carry the request out.
     #[error("cannot {what}: no answer within {limit:?}")]
-    Slow {
-        /// The request, as verb and object.
-        what: String,
-        /// The time for which the plugin has waited.
-        limit: Duration,
-    },
+    Slow { what: String, limit: Duration },
 }
 
 impl ApiRequestError {
     /// The HTTP status of the API server's answer, if it answered.
-    pub fn status(&self) -> Option<u16> {
-        match self {
-            Self::Failed { source, .. } => match &**source {
-                kube::Error::Api(status) => Some(status.code),
-                _ => None,
-            },
-            Self::Slow { .. } => None,
+    pub(crate) fn status(&self) -> Option<u16> {
+        if let Self::Failed { source, .. } = self
+            && let kube::Error::Api(status) = &**source
+        {
+            return Some(status.code);
         }
+        None
     }
 }
 

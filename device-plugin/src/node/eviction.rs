@@ -14,12 +14,11 @@ use tracing::{info, warn};
 use crate::node::api_request::within;
 use crate::node::pods::NodePod;
 
-/// Longest duration of the request.
 const LIMIT: Duration = Duration::from_secs(5);
 
 /// Evicts this pod, not another one of its name; `why` is for the log. Returns true if the API server has accepted that or has no
 /// such pod.
-pub async fn evict(client: &Client, pod: &NodePod, why: &str) -> bool {
+pub(crate) async fn evict(client: &Client, pod: &NodePod, why: &str) -> bool {
     let api: Api<Pod> = Api::namespaced(client.clone(), &pod.namespace);
     // kube's own function for evictions writes the options under a name that the API server ignores.
     let eviction = json!({

@@ -22,8 +22,7 @@ use crate::file_version::FileVersion;
 use crate::node::pods::PodUid;
 use daemon::api_server::one_line;
 
-/// The file name in kubelet's device plugin directory.
-pub const FILE: &str = "kubelet_internal_checkpoint";
+pub(crate) const FILE: &str = "kubelet_internal_checkpoint";
 
 /// Longest file that is read, in bytes. kubelet writes the ID of every device of every plugin.
 const MAX_BYTES: u64 = 64 << 20;
@@ -31,32 +30,25 @@ const MAX_BYTES: u64 = 64 << 20;
 /// An entry of the checkpoint: one resource of one container, of any plugin.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "PascalCase")]
-pub struct CheckpointEntry {
-    /// UID of the pod.
+pub(crate) struct CheckpointEntry {
     #[serde(rename = "PodUID")]
-    pub pod_uid: String,
-    /// Name of the container.
-    pub container_name: String,
-    /// Name of the extended resource.
-    pub resource_name: String,
+    pub(crate) pod_uid: String,
+    pub(crate) container_name: String,
+    pub(crate) resource_name: String,
     /// The IDs of the allocated devices, sorted; none if kubelet has freed them.
     #[serde(rename = "DeviceIDs", default, deserialize_with = "of_all_nodes")]
-    pub device_ids: Vec<String>,
+    pub(crate) device_ids: Vec<String>,
     /// The plugin's answer to Allocate as kubelet received it; empty if there is none.
     #[serde(default, deserialize_with = "bytes")]
-    pub alloc_resp: Vec<u8>,
+    pub(crate) alloc_resp: Vec<u8>,
 }
 
-/// The reason that the checkpoint cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub enum CheckpointError {
-    /// The file is missing, or the process may not read it.
+pub(crate) enum CheckpointError {
     #[error("cannot read kubelet's checkpoint")]
     Read(#[source] io::Error),
-    /// The file is longer than a checkpoint of any real node.
     #[error("kubelet's checkpoint is longer than {MAX_BYTES} bytes")]
     TooLong,
-    /// The file is not of a known form.
     #[error("not a checkpoint of allocated devices")]
     Form(#[source] serde_json::Error),
 }
@@ -64,16 +56,12 @@ pub enum CheckpointError {
 /// An entry of the checkpoint for one of this plugin's resources, with the answer parsed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Allocated {
-    /// The pod.
-    pub pod: PodUid,
-    /// Name of the container.
-    pub container: String,
-    /// The resource.
-    pub resource: ExtendedResource,
-    /// The IDs of the allocated devices, sorted.
-    pub ids: Vec<String>,
+    pub(crate) pod: PodUid,
+    pub(crate) container: String,
+    pub(crate) resource: ExtendedResource,
+    pub(crate) ids: Vec<String>,
     /// This plugin's answer to Allocate, which kubelet keeps and applies to the container at each start.
-    pub answer: ContainerAllocateResponse,
+    pub(crate) answer: ContainerAllocateResponse,
 }
 
 /// Reads this plugin's entries of the checkpoint, and keeps them until the file changes.
@@ -89,7 +77,7 @@ type Parsed = Option<Arc<Vec<Allocated>>>;
 
 impl Checkpoint {
     /// The checkpoint in kubelet's device plugin directory.
-    pub fn new(dir: &Path, names: ExtendedResourceNames) -> Self {
+    pub(crate) fn new(dir: &Path, names: ExtendedResourceNames) -> Self {
         Self {
             dir: dir.to_owned(),
             names,
@@ -99,13 +87,13 @@ impl Checkpoint {
 
     /// The entries of this plugin's resources; none if the file is missing, or, with a log line, if it cannot be read or is no
     /// checkpoint. A version of the file that is no checkpoint is not read again.
-    pub fn read(&self) -> Option<Arc<Vec<Allocated>>> {
+    pub(crate) fn read(&self) -> Option<Arc<Vec<Allocated>>> {
         self.read_if_short(u64::MAX)
     }
 
     /// As [`Self::read`], but does not parse a file longer than `max_bytes`, since kubelet waits meanwhile: none then, unless
     /// this version of the file was parsed before.
-    pub fn read_if_short(&self, max_bytes: u64) -> Option<Arc<Vec<Allocated>>> {
+    pub(crate) fn read_if_short(&self, max_bytes: u64) -> Option<Arc<Vec<Allocated>>> {
         let mut last_read = self.last_read.lock().unwrap_or_else(PoisonError::into_inner);
         let found = fs::metadata(self.dir.join(FILE)).ok()?;
         // kubelet writes another file and renames it, so two versions never have the same inode and times.
@@ -164,7 +152,6 @@ struct CheckpointFile<E> {
     data: Data<E>,
 }
 
-/// The field `Data` of the checkpoint: allocated devices, and the devices that plugins have registered.
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase", bound(deserialize = "E: Deserialize<'de>"))]
 struct Data<E> {
@@ -175,23 +162,17 @@ struct Data<E> {
 }
 
 /// Reads the entries of all plugins in kubelet's device plugin directory.
-///
-/// # Errors
-/// The checkpoint is missing, or does not parse.
-pub fn read(dir: &Path) -> Result<Vec<CheckpointEntry>, CheckpointError> {
+pub(crate) fn read(dir: &Path) -> Result<Vec<CheckpointEntry>, CheckpointError> {
     parse(&read_text(dir)?)
 }
 
-/// The content of the checkpoint file in kubelet's device plugin directory.
 fn read_text(dir: &Path) -> Result<Vec<u8>, CheckpointError> {
     let mut text = Vec::new();
     let file = File::open(dir.join(FILE)).map_err(CheckpointError::Read)?;
-    let n_bytes = file
-        // One byte more, so that a longer file is an error rather than cut off.
-        .take(MAX_BYTES + 1)
-        .read_to_end(&mut text)
-        .map_err(CheckpointError::Read)?;
-    if u64::try_from(n_bytes).is_ok_and(|n_bytes| n_bytes > MAX_BYTES) {
+    // One byte more, so that a longer file is an error rather than cut off.
+    let mut limited = file.take(MAX_BYTES + 1);
+    limited.read_to_end(&mut text).map_err(CheckpointError::Read)?;
+    if text.len() as u64 > MAX_BYTES {
         return Err(CheckpointError::TooLong);
     }
     Ok(text)
@@ -199,16 +180,14 @@ fn read_text(dir: &Path) -> Result<Vec<u8>, CheckpointError> {
 
 /// The IDs of the healthy devices that plugins had listed when kubelet wrote the checkpoint, by resource. A resource whose plugin
 /// is gone has none.
-///
-/// # Errors
-/// The checkpoint is missing, or does not parse.
-pub fn registered(dir: &Path) -> Result<BTreeMap<String, Vec<String>>, CheckpointError> {
+pub(crate) fn registered(dir: &Path) -> Result<BTreeMap<String, Vec<String>>, CheckpointError> {
     let checkpoint: CheckpointFile<IgnoredAny> =
         serde_json::from_slice(&read_text(dir)?).map_err(CheckpointError::Form)?;
-    let devices = checkpoint.data.registered_devices.unwrap_or_default().into_iter();
-    Ok(devices
-        .map(|(resource, ids)| (resource, ids.unwrap_or_default()))
-        .collect())
+    let mut registered = BTreeMap::new();
+    for (resource, ids) in checkpoint.data.registered_devices.unwrap_or_default() {
+        registered.insert(resource, ids.unwrap_or_default());
+    }
+    Ok(registered)
 }
 
 /// Parses all entries of the checkpoint at once, which is faster, and one by one only if that fails.
@@ -239,8 +218,8 @@ fn of_all_nodes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String
 /// Bytes in base64, or `null`.
 fn bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::Error> {
     Ok(Option::<ByteString>::deserialize(deserializer)?
-        .map(|bytes| bytes.0)
-        .unwrap_or_default())
+        .unwrap_or_default()
+        .0)
 }
 
 #[cfg(test)]

@@ -1,7 +1,5 @@
-//! A client of kubelet's pod-resources API, which lists the devices that containers hold by device plugins and by DRA drivers.
-//!
-//! Ordinary init containers are not in the list: their devices of device plugins pass on to the containers after them, and a
-//! claim that they alone use is not listed.
+//! A client of kubelet's pod-resources API, which lists the devices that containers hold by device plugins and by DRA drivers,
+//! except those of ordinary init containers.
 //!
 //! A call can make kubelet forget the IDs of an allocation under way, for any plugin. So this plugin calls the API only before a
 //! container starts, a while after a pod has changed, and once a minute.
@@ -50,14 +48,12 @@ pub fn socket(device_plugin_dir: &Path) -> PathBuf {
 /// The client of the pod-resources API. It keeps one connection, until kubelet restarts.
 #[derive(Debug)]
 pub struct PodResources {
-    /// The socket of the API.
-    pub socket: PathBuf,
+    pub(crate) socket: PathBuf,
     client: Mutex<Option<PodResourcesListerClient<Channel>>>,
 }
 
 impl PodResources {
-    /// A client of the API at this socket.
-    pub fn new(socket: PathBuf) -> Self {
+    pub(crate) fn new(socket: PathBuf) -> Self {
         Self {
             socket,
             client: Mutex::new(None),
@@ -65,10 +61,7 @@ impl PodResources {
     }
 
     /// Lists the devices of all app containers and sidecars.
-    ///
-    /// # Errors
-    /// kubelet does not list the devices.
-    pub async fn list(&self) -> Result<ListPodResourcesResponse, PodResourcesError> {
+    pub(crate) async fn list(&self) -> Result<ListPodResourcesResponse, PodResourcesError> {
         let mut pauses = PAUSES.iter();
         loop {
             let answer = timeout(LIMIT, self.call()).await;

@@ -25,8 +25,10 @@ use tokio::sync::watch::Receiver;
 
 use crate::devices::extended_resource::ExtendedResource;
 
-pub use placement::{Others, Placement, Portion, RecordedAmounts, Unplaced};
-pub use requests::{IN_NODE_STATUS, Requests, WHOLE_DEVICE_PERCENT};
+pub use placement::Placement;
+pub(crate) use placement::{RecordedAmounts, Unplaced};
+pub(crate) use requests::WHOLE_DEVICE_PERCENT;
+pub use requests::{IN_NODE_STATUS, Requests};
 
 /// UID of a pod. Cheap to clone.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -47,7 +49,7 @@ impl From<&str> for PodUid {
 
 /// kubelet's progress with a pod, by the pod's status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PodStage {
+pub(crate) enum PodStage {
     /// Bound, and kubelet has not reported on the pod: kubelet may be admitting it.
     Bound,
     /// Pending, and kubelet has reported on the pod, so it is admitted.
@@ -79,32 +81,27 @@ impl PodStage {
 /// One pod of this node.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NodePod {
-    /// The pod's UID.
-    pub uid: PodUid,
-    /// The pod's namespace.
-    pub namespace: String,
-    /// The pod's name.
-    pub name: String,
-    /// kubelet's progress with the pod.
-    pub stage: PodStage,
-    /// True if the deletion of the pod has been requested.
-    pub deleting: bool,
+    pub(crate) uid: PodUid,
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+    pub(crate) stage: PodStage,
+    pub(crate) deleting: bool,
     /// The containers that request resources for which kubelet calls this plugin, in kubelet's order.
     pub containers: Vec<ContainerRequest>,
     /// The pod's record: that of a swap, else that of its annotations; or the reason that the pod has no usable record.
-    pub placement: Result<Placement, Unplaced>,
+    pub(crate) placement: Result<Placement, Unplaced>,
     /// True if a label of the pod requests the limits that HAMi-core enforces.
-    pub is_limited: bool,
+    pub(crate) is_limited: bool,
     /// The pod's requests for resources in node status ([`IN_NODE_STATUS`]), for which kubelet calls no plugin.
-    pub requests: Requests,
+    pub(crate) requests: Requests,
     /// True if an annotation asks that the pod sees all GPUs of its node.
-    pub sees_all: bool,
+    pub(crate) sees_all: bool,
     /// Doubts about the pod's valid request, each with the reason of the event that reports it when the pod starts.
-    pub doubts: Vec<(&'static str, String)>,
+    pub(crate) doubts: Vec<(&'static str, String)>,
     /// The annotations that constrain the choice of the pod's devices.
-    pub constraints: BTreeMap<&'static str, String>,
+    pub(crate) constraints: BTreeMap<&'static str, String>,
     /// The environment variables that the pod's spec sets in its containers.
-    pub variables: Arc<[OwnVariable]>,
+    pub(crate) variables: Arc<[OwnVariable]>,
     /// ID and name of each container that the container runtime has created.
     pub created: Vec<(String, String)>,
 }
@@ -122,13 +119,11 @@ impl From<&NodePod> for Subject {
 
 /// An environment variable in a pod's spec.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OwnVariable {
-    /// Name of the container that gets the variable.
-    pub container: String,
-    /// Name of the variable.
-    pub name: String,
+pub(crate) struct OwnVariable {
+    pub(crate) container: String,
+    pub(crate) name: String,
     /// Value of the variable; none if it comes from elsewhere, such as a `ConfigMap`.
-    pub value: Option<String>,
+    pub(crate) value: Option<String>,
 }
 
 impl NodePod {
@@ -169,8 +164,7 @@ impl NodePod {
         })
     }
 
-    /// The pod's record, if it is usable.
-    pub fn record(&self) -> Option<&Placement> {
+    pub(crate) fn record(&self) -> Option<&Placement> {
         self.placement.as_ref().ok()
     }
 
@@ -179,8 +173,7 @@ impl NodePod {
         Some(self.record()?.assumed_at)
     }
 
-    /// `namespace/name`.
-    pub fn display_name(&self) -> String {
+    pub(crate) fn display_name(&self) -> String {
         format!("{}/{}", self.namespace, self.name)
     }
 
@@ -190,7 +183,7 @@ impl NodePod {
     }
 
     /// True if the two pods can swap their records without a change of the amounts that are held of any device.
-    pub fn can_swap_with(&self, other: &Self) -> bool {
+    pub(crate) fn can_swap_with(&self, other: &Self) -> bool {
         self.n_recorded_gpus() == other.n_recorded_gpus()
             && self.other_device_amounts() == other.other_device_amounts()
             && self.requests == other.requests
@@ -218,14 +211,13 @@ impl NodePod {
         by_type
     }
 
-    /// True if the pod requests a resource.
-    pub fn asks_for(&self, resource: ExtendedResource) -> bool {
+    pub(crate) fn asks_for(&self, resource: ExtendedResource) -> bool {
         let mut containers = self.containers.iter();
         containers.any(|container| resource.count(container) > 0)
     }
 
     /// The largest amount of a resource that the pod's containers hold at once.
-    pub fn peak(&self, resource: ExtendedResource) -> u64 {
+    pub(crate) fn peak(&self, resource: ExtendedResource) -> u64 {
         let (mut running, mut peak) = (0_u64, 0);
         for container in &self.containers {
             let with_this = running.saturating_add(resource.count(container));
@@ -241,20 +233,16 @@ impl NodePod {
 
 /// A pod of this node that uses resource claims (DRA). It may request the plugin's resources too.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Claimant {
-    /// The pod's UID.
-    pub uid: PodUid,
-    /// The pod's namespace.
-    pub namespace: String,
-    /// The pod's name.
-    pub name: String,
-    /// kubelet's progress with the pod.
-    pub stage: PodStage,
+pub(crate) struct Claimant {
+    pub(crate) uid: PodUid,
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+    pub(crate) stage: PodStage,
 }
 
 impl Claimant {
     /// Reduces a pod of this node to its identity and stage; none if it uses no resource claims.
-    pub fn from_pod(pod: &Pod) -> Option<Self> {
+    pub(crate) fn from_pod(pod: &Pod) -> Option<Self> {
         pod.uses_claims().then_some(())?;
         Some(Self {
             uid: PodUid::from(pod.metadata.uid.as_deref()?),
@@ -296,7 +284,6 @@ fn doubts(pod: &Pod, names: &ResourceNames) -> Vec<(&'static str, String)> {
     doubts
 }
 
-/// The IDs and names of the containers that the runtime has created.
 fn created_containers(status: &PodStatus) -> Vec<(String, String)> {
     let mut created = Vec::new();
     let statuses = status.init_container_statuses.iter();
@@ -308,7 +295,6 @@ fn created_containers(status: &PodStatus) -> Vec<(String, String)> {
     created
 }
 
-/// The environment variables that the spec sets in all containers.
 fn own_variables(spec: &PodSpec) -> Arc<[OwnVariable]> {
     let mut variables = Vec::new();
     for container in spec.init_containers.iter().chain(&spec.containers) {
@@ -349,7 +335,11 @@ pub struct NodePods {
 impl NodePods {
     /// Adds or replaces a pod. Returns true if that changes anything.
     pub fn apply(&mut self, mut pod: NodePod) -> bool {
-        self.note_arrival(&pod.uid);
+        // A known pod keeps its place in the order of arrival.
+        if !self.arrivals.contains_key(&pod.uid) {
+            self.n_arrived += 1;
+            self.arrivals.insert(pod.uid.clone(), self.n_arrived);
+        }
         let mut is_changed = false;
         self.note_loss(&pod.uid, self.annotated(&pod.uid).cloned(), &pod.placement);
         // The record that a swap wrote into the Device object counts before that of the annotations: the plugin writes the
@@ -371,7 +361,6 @@ impl NodePods {
         is_changed
     }
 
-    /// The record in a pod's annotations, if it is usable.
     fn annotated(&self, uid: &PodUid) -> Option<&Placement> {
         let annotated = match self.annotated.get(uid) {
             Some(annotated) => annotated,
@@ -398,18 +387,16 @@ impl NodePods {
         }
     }
 
-    /// The last complete record of a pod whose annotations have lost a part of their record.
-    pub fn lost_record(&self, uid: &PodUid) -> Option<&Placement> {
+    pub(crate) fn lost_record(&self, uid: &PodUid) -> Option<&Placement> {
         self.lost.get(uid)
     }
 
     /// A number that changes whenever the record in a running pod's annotations names other devices, or loses a part.
-    pub fn n_altered(&self) -> u64 {
+    pub(crate) fn n_altered(&self) -> u64 {
         self.n_altered
     }
 
-    /// Removes a pod that the API server no longer has, with all facts about it.
-    pub fn delete(&mut self, uid: &PodUid) {
+    pub(crate) fn delete(&mut self, uid: &PodUid) {
         self.n_departed += 1;
         self.by_uid.remove(uid);
         self.arrivals.remove(uid);
@@ -422,51 +409,47 @@ impl NodePods {
 
     /// Adds a pod that requests none of the plugin's resources, with its stage if its annotations have a record (`recorded`).
     /// Returns true if that changes anything.
-    pub fn note_without_requests(&mut self, uid: PodUid, recorded: Option<PodStage>) -> bool {
+    pub(crate) fn note_without_requests(&mut self, uid: PodUid, recorded: Option<PodStage>) -> bool {
         self.without_requests.insert(uid, recorded) != Some(recorded)
     }
 
     /// The pods that request none of the plugin's resources although their annotations have a record, in the order of UIDs.
-    pub fn recorded_without_requests(&self) -> impl Iterator<Item = (&PodUid, PodStage)> {
-        self.without_requests
-            .iter()
-            .filter_map(|(uid, recorded)| Some((uid, (*recorded)?)))
+    pub(crate) fn recorded_without_requests(&self) -> impl Iterator<Item = (&PodUid, PodStage)> {
+        let pods = self.without_requests.iter();
+        pods.filter_map(|(uid, recorded)| Some((uid, (*recorded)?)))
     }
 
     /// Adds a pod that uses resource claims. Returns true if that changes anything.
-    pub fn note_claimant(&mut self, claimant: Claimant) -> bool {
+    pub(crate) fn note_claimant(&mut self, claimant: Claimant) -> bool {
         let is_changed = self.claimants.get(&claimant.uid) != Some(&claimant);
         self.claimants.insert(claimant.uid.clone(), claimant);
         is_changed
     }
 
-    /// The pods that use resource claims, in the order of UIDs.
-    pub fn claimants(&self) -> impl Iterator<Item = &Claimant> {
+    pub(crate) fn claimants(&self) -> impl Iterator<Item = &Claimant> {
         self.claimants.values()
     }
 
-    /// The pod with this UID, if it uses resource claims.
-    pub fn claimant(&self, uid: &PodUid) -> Option<&Claimant> {
+    pub(crate) fn claimant(&self, uid: &PodUid) -> Option<&Claimant> {
         self.claimants.get(uid)
     }
 
     /// Adds the `RuntimeClass` of a pod, which never changes.
-    pub fn note_runtime_class(&mut self, uid: PodUid, class: String) {
+    pub(crate) fn note_runtime_class(&mut self, uid: PodUid, class: String) {
         self.runtime_classes.insert(uid, class);
     }
 
-    /// The `RuntimeClass` of the pod with this UID, if it has one.
-    pub fn runtime_class(&self, uid: &PodUid) -> Option<&str> {
+    pub(crate) fn runtime_class(&self, uid: &PodUid) -> Option<&str> {
         self.runtime_classes.get(uid).map(String::as_str)
     }
 
     /// True if the pod is known to request none of the plugin's resources.
-    pub fn asks_for_nothing(&self, uid: &PodUid) -> bool {
+    pub(crate) fn asks_for_nothing(&self, uid: &PodUid) -> bool {
         self.without_requests.contains_key(uid)
     }
 
     /// Replaces the set of records that pods have got by swaps, which count before those in the pods' annotations.
-    pub fn set_swapped(&mut self, swapped: BTreeMap<PodUid, DeviceAllocations>) {
+    pub(crate) fn set_swapped(&mut self, swapped: BTreeMap<PodUid, DeviceAllocations>) {
         // Pods that are not among the new ones have the record of their annotations again.
         for (uid, annotated) in std::mem::take(&mut self.annotated) {
             if let Some(pod) = self.by_uid.get_mut(&uid) {
@@ -481,13 +464,12 @@ impl NodePods {
         }
     }
 
-    /// The records that pods have got by swaps; none until the plugin has read them from the Device object.
-    pub fn swapped(&self) -> Option<&BTreeMap<PodUid, DeviceAllocations>> {
+    pub(crate) fn swapped(&self) -> Option<&BTreeMap<PodUid, DeviceAllocations>> {
         self.swapped.as_ref()
     }
 
     /// The pods that have got a record by a swap and whose annotations do not have it yet, with that record.
-    pub fn with_old_annotations(&self) -> Vec<(NodePod, DeviceAllocations)> {
+    pub(crate) fn with_old_annotations(&self) -> Vec<(NodePod, DeviceAllocations)> {
         let mut behind = Vec::new();
         for (uid, record) in self.swapped.iter().flatten() {
             let Some((pod, annotated)) = self.by_uid.get(uid).zip(self.annotated.get(uid)) else {
@@ -531,41 +513,30 @@ impl NodePods {
         self.is_synced = true;
     }
 
-    /// Gives a new pod its place in the order of arrival; a known pod keeps its place.
-    fn note_arrival(&mut self, uid: &PodUid) {
-        if !self.arrivals.contains_key(uid) {
-            self.n_arrived += 1;
-            self.arrivals.insert(uid.clone(), self.n_arrived);
-        }
-    }
-
-    /// The pod's place in the order of arrival.
-    pub fn arrival(&self, uid: &PodUid) -> Option<u64> {
+    pub(crate) fn arrival(&self, uid: &PodUid) -> Option<u64> {
         self.arrivals.get(uid).copied()
     }
 
-    /// The number of pods that have ever arrived.
-    pub fn n_arrived(&self) -> u64 {
+    pub(crate) fn n_arrived(&self) -> u64 {
         self.n_arrived
     }
 
     /// A number that changes whenever a pod has ended or has been deleted, or may have been.
-    pub fn n_departed(&self) -> u64 {
+    pub(crate) fn n_departed(&self) -> u64 {
         self.n_departed
     }
 
     /// True once the API server has sent a complete list of pods.
-    pub fn is_synced(&self) -> bool {
+    pub(crate) fn is_synced(&self) -> bool {
         self.is_synced
     }
 
     /// True if the set is complete and its watch is not interrupted, so that it is up to date as far as this process knows.
-    pub fn is_current(&self) -> bool {
+    pub(crate) fn is_current(&self) -> bool {
         self.is_synced && !self.is_interrupted
     }
 
-    /// Sets whether the watch is interrupted, so that the set may be out of date.
-    pub fn set_interrupted(&mut self, is_interrupted: bool) {
+    pub(crate) fn set_interrupted(&mut self, is_interrupted: bool) {
         self.is_interrupted = is_interrupted;
     }
 
@@ -574,18 +545,15 @@ impl NodePods {
         self.by_uid.get(uid)
     }
 
-    /// The pod with this UID, if it has not ended.
-    pub fn get_live(&self, uid: &PodUid) -> Option<&NodePod> {
+    pub(crate) fn get_live(&self, uid: &PodUid) -> Option<&NodePod> {
         self.get(uid).filter(|pod| pod.stage != PodStage::Terminal)
     }
 
-    /// `namespace/name` of the pod with this UID; empty if the pod is gone.
-    pub fn display_name(&self, uid: &PodUid) -> String {
+    pub(crate) fn display_name(&self, uid: &PodUid) -> String {
         self.get(uid).map(NodePod::display_name).unwrap_or_default()
     }
 
-    /// Every pod that has not ended.
-    pub fn live(&self) -> impl Iterator<Item = &NodePod> {
+    pub(crate) fn live(&self) -> impl Iterator<Item = &NodePod> {
         self.iter().filter(|pod| pod.stage != PodStage::Terminal)
     }
 

@@ -6,7 +6,6 @@ use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint, Error};
 
-/// Connects to the gRPC server at this Unix socket.
 pub(crate) async fn connect(socket: &Path) -> Result<Channel, Error> {
     let path = socket.to_owned();
     let connector = tower::service_fn(move |_| {

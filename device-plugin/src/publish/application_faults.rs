@@ -18,7 +18,6 @@ use crate::node::pods::{NodePod, NodePods, PodStage, until_known};
 use crate::publish::memory_use::MeasuredMemory;
 use crate::start::node_state::NodeState;
 
-/// The reason of the events.
 const REASON: &str = "GPUApplicationFault";
 
 /// Time in which the faulty process should end; all faults of a GPU in this time make one event.
@@ -27,7 +26,6 @@ const SETTLE: Duration = Duration::from_secs(5);
 /// Longest wait for the measurement of memory that the task requests after [`SETTLE`].
 const LIMIT: Duration = Duration::from_secs(15);
 
-/// Most pods that an event on the node names.
 const MAX_NAMED: usize = 10;
 
 /// The pods of this node and the processes on its GPUs at one moment.
@@ -69,15 +67,9 @@ impl Moment {
         if names.is_empty() {
             return "no running pod has a share of that GPU".to_owned();
         }
-        let more = if n_more == 0 {
-            String::new()
-        } else {
-            format!(" and {n_more} more")
-        };
-        format!(
-            "running pods with a share of that GPU: {}{more}",
-            names.join(", ")
-        )
+        let more = (n_more > 0).then(|| format!(" and {n_more} more"));
+        let (named, more) = (names.join(", "), more.unwrap_or_default());
+        format!("running pods with a share of that GPU: {named}{more}")
     }
 }
 
@@ -112,7 +104,7 @@ fn numbered<T: ToString>(one: &str, several: &str, numbers: &BTreeSet<T>) -> Str
 }
 
 /// Writes an event for each GPU with application faults, until the task is dropped.
-pub async fn report_application_faults(
+pub(crate) async fn report_application_faults(
     node: Arc<NodeState>,
     mut faults: mpsc::Receiver<ApplicationFault>,
     mut measured: watch::Receiver<Option<Arc<MeasuredMemory>>>,

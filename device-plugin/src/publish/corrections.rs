@@ -1,37 +1,32 @@
-//! Changes of health that come from the node's Device object and not from a watch of the devices.
-//!
-//! At its start the process loads the XIDs that the object names, which no probe finds again. It loads neither lost devices nor
-//! failed probes, which a probe finds, nor XIDs of an earlier boot, because a boot resets devices.
-//!
-//! Later an operator may declare a device healthy: `kubectl annotate device NODE gpushare/clear-unhealthy=GPU-…` names devices,
-//! separated by commas, or `all`.
+//! Changes of health that come from the node's Device object and not from a watch of the devices: at the start of the process the
+//! XIDs that the object names, which no probe finds again, unless they are of an earlier boot, which resets devices; later the
+//! devices that an operator declares healthy by the annotation `gpushare/clear-unhealthy` (IDs separated by commas, or `all`).
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use daemon::api_server::{Backoff, Connection, one_line};
-use kube::Api;
 use kube::api::{Patch, PatchParams};
+use kube::{Api, ResourceExt};
 use proto::device::{BOOT_ID, CLEAR_UNHEALTHY, CONDITION_HEALTHY, DeviceSpec, RawDevice, TYPE_GPU};
 use serde_json::json;
 use tokio::sync::{mpsc, watch};
-use tokio::time::timeout;
 use tracing::{info, warn};
 
 use crate::devices::fleet::NodeFleet;
 use crate::devices::fleet::watch::{Correction, EarlierXid};
 use crate::devices::health::HealthReason;
 use crate::devices::inventory::PhysicalId;
+use crate::node::api_request::within;
 use crate::publish::own_objects::StoredDevice;
 
-/// Longest wait for one read of the Device object.
 const REQUEST_LIMIT: Duration = Duration::from_secs(5);
 
 /// The shortest and the longest pause after a failure.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(5));
 
 /// Sends corrections until the task is dropped. `boot_id` is the ID of the present boot, if the kernel names it.
-pub async fn correct_health(
+pub(crate) async fn correct_health(
     connection: Connection,
     node_name: String,
     boot_id: Option<String>,
@@ -48,9 +43,7 @@ pub async fn correct_health(
 }
 
 /// The XIDs in the node's Device object; none if there is none, or it cannot be read, is not valid, or is of an earlier boot.
-///
-/// kubelet gets the device lists before that. Until the XIDs are loaded, the plugin writes no Device object and lets no container
-/// start.
+/// Until they are loaded, the plugin writes no Device object and lets no container start.
 async fn load_xids(
     devices: &Api<RawDevice>,
     node: &str,
@@ -60,10 +53,9 @@ async fn load_xids(
     let Some(device) = read_device(devices, node, backoff).await else {
         return Vec::new();
     };
-    let annotations = device.metadata.annotations.as_ref();
-    let old_boot = annotations.and_then(|annotations| annotations.get(BOOT_ID));
     // If one of the two boot IDs is not known, the XIDs count: a GPU that is wrongly unhealthy is the smaller harm.
-    if old_boot.zip(boot_id).is_some_and(|(before, now)| before != now) {
+    let before = device.annotations().get(BOOT_ID);
+    if before.zip(boot_id).is_some_and(|(before, now)| before != now) {
         info!("this node has booted since its Device object was written, so its devices have been reset");
         return Vec::new();
     }
@@ -74,7 +66,6 @@ async fn load_xids(
     earlier_xids(&spec)
 }
 
-/// The XIDs that the Device object of an earlier process gives as reasons why GPUs are unhealthy.
 fn earlier_xids(spec: &DeviceSpec) -> Vec<EarlierXid> {
     let mut errors = Vec::new();
     for info in &spec.devices {
@@ -98,24 +89,19 @@ fn earlier_xids(spec: &DeviceSpec) -> Vec<EarlierXid> {
 async fn read_device(devices: &Api<RawDevice>, node: &str, backoff: &mut Backoff) -> Option<RawDevice> {
     let mut is_logged = false;
     loop {
-        let error = match timeout(REQUEST_LIMIT, devices.get_opt(node)).await {
-            Ok(Ok(found)) => return found,
-            // A refusal, which another attempt would get too, and containers must start in the end.
-            Ok(Err(kube::Error::Api(status))) if status.code < 500 && status.code != 429 => {
-                warn!(
-                    error = one_line(&status),
-                    "the present Device object cannot be read, so all devices start as healthy"
-                );
-                return None;
-            }
-            Ok(Err(error)) => one_line(&error),
-            Err(_) => format!("no answer within {REQUEST_LIMIT:?}"),
+        let error = match within(REQUEST_LIMIT, "read the Device object", devices.get_opt(node)).await {
+            Ok(found) => return found,
+            Err(error) => error,
         };
+        // A refusal, which another attempt would get too, and containers must start in the end.
+        if error.status().is_some_and(|code| code < 500 && code != 429) {
+            let outcome = "the present Device object cannot be read, so all devices start as healthy";
+            warn!(error = one_line(&error), "{outcome}");
+            return None;
+        }
         if !is_logged {
-            warn!(
-                error,
-                "the present Device object cannot be read yet; containers start once it is"
-            );
+            let outcome = "the present Device object cannot be read yet; containers start once it is";
+            warn!(error = one_line(&error), "{outcome}");
             is_logged = true;
         }
         backoff.pause().await;
@@ -130,10 +116,14 @@ async fn clear_devices(
     corrections: mpsc::Sender<Correction>,
 ) {
     while device.changed().await.is_ok() {
-        let Some((node, value)) = clear_annotation(&device.borrow_and_update()) else {
+        let stored = device.borrow_and_update().clone();
+        let object = stored.object();
+        let value = object.and_then(|object| object.annotations().get(CLEAR_UNHEALTHY));
+        let Some((value, object)) = value.zip(object) else {
             continue;
         };
-        let (to_clear, unknown) = named_devices(&value, &fleet.borrow());
+        let node = object.name_any();
+        let (to_clear, unknown) = named_devices(value, &fleet.borrow());
         if !unknown.is_empty() {
             warn!(
                 node,
@@ -150,23 +140,16 @@ async fn clear_devices(
         // Unknown names go too: an annotation that stayed would clear later trouble, and a device of that name that comes later.
         let removal = Patch::Merge(json!({"metadata": {"annotations": {CLEAR_UNHEALTHY: null}}}));
         let params = PatchParams::default();
-        let error = match timeout(REQUEST_LIMIT, devices.patch(&node, &params, &removal)).await {
-            Ok(Ok(_)) => continue,
-            Ok(Err(error)) => one_line(&error),
-            Err(_) => format!("no answer within {REQUEST_LIMIT:?}"),
-        };
-        warn!(
-            node,
-            error, "cannot remove the annotation {CLEAR_UNHEALTHY}: until then it clears devices again"
-        );
+        let patched = devices.patch(&node, &params, &removal);
+        if let Err(error) = within(REQUEST_LIMIT, "remove an annotation", patched).await {
+            let outcome = "until then it clears devices again";
+            warn!(
+                node,
+                error = one_line(&error),
+                "cannot remove the annotation {CLEAR_UNHEALTHY}: {outcome}"
+            );
+        }
     }
-}
-
-/// The name of the node and the value of the annotation [`CLEAR_UNHEALTHY`], if the Device object has it.
-fn clear_annotation(device: &StoredDevice) -> Option<(String, String)> {
-    let object = device.object()?;
-    let value = object.metadata.annotations.as_ref()?.get(CLEAR_UNHEALTHY)?;
-    Some((object.metadata.name.clone()?, value.clone()))
 }
 
 /// The devices of this node that the annotation's value names, and the names in it that are of no device here.

@@ -38,25 +38,21 @@ const UNKNOWN: &str = "Unknown";
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceObjectInputs {
     /// The annotation with the devices of pods that gpushare's scheduler did not place, if there are any.
-    pub kubelet_allocations: Option<String>,
+    pub(crate) kubelet_allocations: Option<String>,
     /// True if this plugin serves whole GPUs too, under a vendor's resource name.
-    pub serves_vendor: bool,
+    pub(crate) serves_vendor: bool,
     /// True if the devices are simulated: read from a file (`--inventory=file:`).
-    pub is_simulated: bool,
-    /// The cluster administrator's overrides: labels of this node's devices, and partitions of its GPUs.
-    pub overrides: Arc<NodeOverrides>,
-    /// The policy for partitions of GPUs, if the operator sets one.
-    pub partition_policy: Option<GpuPartitionPolicy>,
+    pub(crate) is_simulated: bool,
+    pub(crate) overrides: Arc<NodeOverrides>,
+    pub(crate) partition_policy: Option<GpuPartitionPolicy>,
     /// The injection mode (`cdi` or `envvar`); none until it is decided.
-    pub injection: Option<Injection>,
+    pub(crate) injection: Option<Injection>,
     /// The enforcement level of memory limits on each GPU; empty until the levels are decided.
     pub enforcements: Arc<Enforcements>,
-    /// The ID of this node's present boot, if the kernel names it.
-    pub boot_id: Option<String>,
+    pub(crate) boot_id: Option<String>,
     /// The annotation with the pods that have no device, if it is known.
-    pub pods_without_devices: Option<String>,
-    /// The parts of the report that are not valid.
-    pub report_problem: Option<ReportProblem>,
+    pub(crate) pods_without_devices: Option<String>,
+    pub(crate) report_problem: Option<ReportProblem>,
 }
 
 impl DeviceObjectInputs {
@@ -100,7 +96,6 @@ impl DeviceObjectInputs {
         device
     }
 
-    /// The labels by which schedulers and people select nodes.
     fn labels(&self, fleet: &NodeFleet) -> BTreeMap<String, String> {
         let mut labels = BTreeMap::new();
         if !fleet.gpus.is_empty() {
@@ -167,7 +162,6 @@ pub fn matches(stored: &RawDevice, wanted: &Device) -> bool {
 
 type Pairs = BTreeMap<String, String>;
 
-/// True if the stored labels or annotations have all wanted ones.
 fn includes(stored: Option<&Pairs>, wanted: Option<&Pairs>) -> bool {
     let mut wanted = wanted.into_iter().flatten();
     wanted.all(|(key, value)| stored.and_then(|stored| stored.get(key)) == Some(value))
@@ -199,7 +193,6 @@ fn add_location_labels(location: &PciLocation, labels: &mut BTreeMap<String, Str
     }
 }
 
-/// The model of the GPUs, if all have the same.
 fn common_model(fleet: &NodeFleet) -> Option<&str> {
     let mut models = fleet.gpus.iter().map(|entry| entry.device.model.as_str());
     let model = models.next()?;
@@ -226,7 +219,6 @@ fn status(is_true: bool) -> &'static str {
     if is_true { "True" } else { "False" }
 }
 
-/// Makes the entry of each device in the Device object.
 struct DeviceEntries<'a> {
     inputs: &'a DeviceObjectInputs,
     /// The devices in the last write, or in the stored object before the first write; their conditions have transition times.
@@ -235,7 +227,6 @@ struct DeviceEntries<'a> {
 }
 
 impl DeviceEntries<'_> {
-    /// A GPU's entry, with its amounts of computing power, memory and places for sharers (`slots`).
     fn gpu(&self, entry: &FleetDevice<Gpu>, slots: u32) -> DeviceInfo {
         let percent = Quantity::from_unsigned(WHOLE_DEVICE_PERCENT);
         let mut info = self.device_info(&FleetEntry::from(entry));
@@ -266,7 +257,6 @@ impl DeviceEntries<'_> {
         info
     }
 
-    /// The entry of a device other than a GPU.
     fn other_device(&self, entry: &FleetDevice<OtherDevice>) -> DeviceInfo {
         let device = &entry.device;
         let address = device.bus_id.as_deref().unwrap_or(device.id.as_str());
@@ -413,7 +403,6 @@ impl DeviceEntries<'_> {
         }
     }
 
-    /// The condition of this type that the device has in `before`.
     fn find_before(&self, id: &str, condition_type: &str) -> Option<&DeviceCondition> {
         let mut devices = self.before?.devices.iter();
         let device = devices.find(|device| device.id == id)?;

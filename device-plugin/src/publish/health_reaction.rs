@@ -11,12 +11,14 @@ use daemon::events::{EventType, Recorder};
 use kube::Client;
 use proto::device::TYPE_GPU;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 
 use crate::devices::extended_resource::ExtendedResource;
+use crate::devices::fleet::watch::sleep_until_some;
 use crate::devices::fleet::{DeviceKey, DeviceName, FleetEntry, NodeFleet, type_name};
 use crate::node::eviction::evict;
 use crate::node::pods::{NodePod, NodePods, PodUid, until_known};
+use crate::start::node_state::NodeState;
 
 /// The time for which a device must have been unhealthy before its pods are evicted: some errors pass.
 const EVICTION_GRACE: Duration = Duration::from_secs(60);
@@ -30,7 +32,7 @@ const GONE: &str = "is no longer on this node";
 /// The type and the ID of a device.
 type DeviceId = (String, String);
 
-/// An action of the [`HealthTracker`], which [`HealthReaction::perform`] carries out.
+/// An action of the [`HealthTracker`], which [`perform`] carries out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum HealthAction {
     /// Write an event on the node, with this reason and message.
@@ -55,7 +57,6 @@ struct DeviceState {
 struct HealthTracker {
     /// The devices at the last update; none before the first one.
     devices: Option<BTreeMap<DeviceId, DeviceState>>,
-    /// True if the operator wants pods evicted from unhealthy devices.
     evicts: bool,
     /// The time of the last attempt to evict each pod.
     evicted: BTreeMap<PodUid, Instant>,
@@ -64,14 +65,6 @@ struct HealthTracker {
 }
 
 impl HealthTracker {
-    fn new(evicts: bool) -> Self {
-        Self {
-            evicts,
-            ..Self::default()
-        }
-    }
-
-    /// Compares devices and pods with the last update and returns the actions that follow.
     fn update(&mut self, fleet: &NodeFleet, pods: &NodePods, now: Instant) -> Vec<HealthAction> {
         let mut actions = self.update_devices(fleet, now);
         self.evicted.retain(|uid, _| pods.get(uid).is_some());
@@ -125,10 +118,9 @@ impl HealthTracker {
                 node_event(before, &entry)
             };
             // The grace before eviction counts from the first error, also when another error follows.
-            let trouble = (!entry.is_healthy).then(|| {
-                let since = before.and_then(|before| before.trouble.as_ref());
-                (entry.message.to_owned(), since.map_or(now, |(_, since)| *since))
-            });
+            let since = before.and_then(|before| before.trouble.as_ref());
+            let since = since.map_or(now, |(_, since)| *since);
+            let trouble = (!entry.is_healthy).then(|| (entry.message.to_owned(), since));
             let notified = match before {
                 // Without a new error the pods that know of it get no second event.
                 Some(before) if event.is_none() => before.notified.clone(),
@@ -209,7 +201,6 @@ impl HealthTracker {
     }
 }
 
-/// The message to a pod whose device is not on the node any more.
 fn gone_message(device: &str) -> String {
     format!("{device}, which this pod holds, {GONE}. Delete the pod to reschedule it.")
 }
@@ -236,7 +227,6 @@ fn node_event(before: Option<&DeviceState>, entry: &FleetEntry<'_>) -> Option<He
     Some(HealthAction::NodeEvent(event_type, reason, message))
 }
 
-/// True if the pod holds the device: the record in the pod's annotations names it.
 fn holds(pod: &NodePod, device_type: &str, key: &DeviceKey) -> bool {
     let Ok(placement) = &pod.placement else {
         return false;
@@ -246,59 +236,47 @@ fn holds(pod: &NodePod, device_type: &str, key: &DeviceKey) -> bool {
     placement.has_device(resource, key)
 }
 
-/// The task that reacts to changes of health.
-#[expect(missing_debug_implementations, reason = "a client has none")]
-pub struct HealthReaction {
-    /// The devices and their health.
-    pub fleet: watch::Receiver<Arc<NodeFleet>>,
-    /// The pods of this node.
-    pub pods: watch::Receiver<NodePods>,
-    /// Writes the events.
-    pub recorder: Recorder,
-    /// The client for evictions.
-    pub client: Client,
-    /// True if pods are evicted from unhealthy devices.
-    pub evicts: bool,
-}
-
-impl HealthReaction {
-    /// Writes events and evicts pods until the task is dropped.
-    pub async fn run(mut self) {
-        let mut tracker = HealthTracker::new(self.evicts);
-        until_known(&mut self.pods).await;
-        loop {
-            let now = Instant::now();
-            let fleet = Arc::clone(&self.fleet.borrow_and_update());
-            let actions = tracker.update(&fleet, &self.pods.borrow_and_update(), now);
-            self.perform(actions).await;
-            let next = tracker.next_eviction(now);
-            tokio::select! {
-                _ = self.fleet.changed() => {}
-                _ = self.pods.changed() => {}
-                () = sleep_until(next.unwrap_or(now)), if next.is_some() => {}
-            }
+/// Writes events, and evicts pods if the operator wants it (`evicts`), until the task is dropped.
+pub(crate) async fn react_to_health(node: Arc<NodeState>, client: Client, recorder: Recorder, evicts: bool) {
+    let mut tracker = HealthTracker {
+        evicts,
+        ..HealthTracker::default()
+    };
+    let (mut fleets, mut pods) = (node.fleet.clone(), node.pods.clone());
+    until_known(&mut pods).await;
+    loop {
+        let now = Instant::now();
+        let fleet = Arc::clone(&fleets.borrow_and_update());
+        let actions = tracker.update(&fleet, &pods.borrow_and_update(), now);
+        for action in actions {
+            perform(action, &pods, &client, &recorder).await;
+        }
+        tokio::select! {
+            _ = fleets.changed() => {}
+            _ = pods.changed() => {}
+            () = sleep_until_some(tracker.next_eviction(now)) => {}
         }
     }
+}
 
-    /// Writes the events, and evicts the pods.
-    async fn perform(&self, actions: Vec<HealthAction>) {
-        for action in actions {
-            match action {
-                HealthAction::NodeEvent(event_type, reason, message) => {
-                    self.recorder.node(event_type, reason, message);
-                }
-                HealthAction::PodEvent(uid, reason, message) => {
-                    if let Some(pod) = self.pods.borrow().get(&uid) {
-                        self.recorder.warn(pod, reason, message);
-                    }
-                }
-                HealthAction::Evict(uid) => {
-                    // The lock of the pods must not be held during the request.
-                    let pod = self.pods.borrow().get(&uid).cloned();
-                    if let Some(pod) = pod {
-                        evict(&self.client, &pod, "it holds an unhealthy device").await;
-                    }
-                }
+async fn perform(
+    action: HealthAction,
+    pods: &watch::Receiver<NodePods>,
+    client: &Client,
+    recorder: &Recorder,
+) {
+    match action {
+        HealthAction::NodeEvent(event_type, reason, message) => recorder.node(event_type, reason, message),
+        HealthAction::PodEvent(uid, reason, message) => {
+            if let Some(pod) = pods.borrow().get(&uid) {
+                recorder.warn(pod, reason, message);
+            }
+        }
+        HealthAction::Evict(uid) => {
+            // The lock of the pods must not be held during the request.
+            let pod = pods.borrow().get(&uid).cloned();
+            if let Some(pod) = pod {
+                evict(client, &pod, "it holds an unhealthy device").await;
             }
         }
     }

@@ -1,9 +1,8 @@
 //! The GPU memory that each container uses: as the driver knows it for the container's cgroup where it limits the container,
 //! else by the processes that the driver lists and the cgroups in which they run.
 //!
-//! The driver gives the memory of a cgroup without privilege. The processes of other containers are visible only in the node's
-//! PID namespace (`hostPID`). Memory of a process that is in no container of a known pod is not attributed: it may be of the node
-//! itself, or of a pod that requests no device.
+//! The processes of other containers are visible only in the node's PID namespace (`hostPID`). Memory of a process that is in no
+//! container of a known pod is not attributed: it may be of the node itself, or of a pod that requests no device.
 
 mod container_cgroups;
 pub mod overrun;
@@ -51,15 +50,23 @@ pub struct ContainerGpu {
     pub gpu: PhysicalId,
 }
 
-/// A process on a GPU.
+impl ContainerGpu {
+    fn new(pod: &PodUid, container: &str, gpu: &PhysicalId) -> Self {
+        Self {
+            pod: pod.clone(),
+            container: container.to_owned(),
+            gpu: gpu.clone(),
+        }
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct GpuProcess {
-    /// The GPU.
-    pub gpu: PhysicalId,
+pub(crate) struct GpuProcess {
+    pub(crate) gpu: PhysicalId,
     /// Its number in this process's PID namespace; 0 for simulated processes.
-    pub pid: u32,
+    pub(crate) pid: u32,
     /// The pod and the name of its container; none for a process in no container of a known pod.
-    pub container: Option<(PodUid, String)>,
+    pub(crate) container: Option<(PodUid, String)>,
 }
 
 /// The memory in use at one moment, in bytes.
@@ -68,7 +75,7 @@ pub struct MeasuredMemory {
     /// The bytes that each container uses on each GPU.
     pub by_container: BTreeMap<ContainerGpu, u64>,
     /// The processes on all GPUs, if they were measured.
-    pub processes: BTreeSet<GpuProcess>,
+    pub(crate) processes: BTreeSet<GpuProcess>,
     /// The bytes on each GPU of processes in no container of a known pod. `None` if the processes were not measured.
     pub unattributed: Option<BTreeMap<PhysicalId, u64>>,
     /// The IDs of the containers that existed when the processes were measured, and of those that the driver limits. If processes
@@ -80,7 +87,7 @@ pub struct MeasuredMemory {
 
 impl MeasuredMemory {
     /// Attributes the memory of processes to containers. `cgroups_of` returns the text of a process's cgroup file.
-    pub fn attribute(
+    pub(crate) fn attribute(
         processes: &[ProcessMemory],
         pods: &NodePods,
         cgroups_of: impl Fn(u32) -> Option<String>,
@@ -107,11 +114,7 @@ impl MeasuredMemory {
             });
             let bytes = match owner {
                 Some((pod, container)) => {
-                    let key = ContainerGpu {
-                        pod: (*pod).clone(),
-                        container: (*container).clone(),
-                        gpu: process.gpu.clone(),
-                    };
+                    let key = ContainerGpu::new(pod, container, &process.gpu);
                     measured.by_container.entry(key).or_default()
                 }
                 // A process that has ended since the driver listed it counts here too, until the next round.
@@ -126,19 +129,21 @@ impl MeasuredMemory {
 
     /// The bytes that the container of `pod` named in `key` uses on the GPU; `None` if one of its instances was not measured.
     pub fn used(&self, pod: &NodePod, key: &ContainerGpu) -> Option<u64> {
-        let mut ids = pod
-            .created
-            .iter()
-            .filter(|(_, name)| *name == key.container)
-            .peekable();
-        let is_measured = ids.peek().is_some() && ids.all(|(id, _)| self.containers.contains(id));
+        let mut instances = BTreeSet::new();
+        for (id, name) in &pod.created {
+            if *name == key.container {
+                instances.insert(id.clone());
+            }
+        }
+        if instances.is_empty() || !instances.is_subset(&self.containers) {
+            return None;
+        }
         let no_process = self.unattributed.is_some().then_some(0);
-        let used = self.by_container.get(key).copied().or(no_process);
-        used.filter(|_| is_measured)
+        self.by_container.get(key).copied().or(no_process)
     }
 
     /// The processes on a GPU that are no longer in `later`; `None` unless both measurements have processes.
-    pub fn ended(&self, later: &Self, gpu: &PhysicalId) -> Option<Vec<&GpuProcess>> {
+    pub(crate) fn ended(&self, later: &Self, gpu: &PhysicalId) -> Option<Vec<&GpuProcess>> {
         self.unattributed.as_ref().and(later.unattributed.as_ref())?;
         let is_gone = |process: &&GpuProcess| process.gpu == *gpu && !later.processes.contains(*process);
         Some(self.processes.iter().filter(is_gone).collect())
@@ -154,23 +159,19 @@ impl MeasuredMemory {
     }
 }
 
-/// The memory of one GPU that a container uses and was given.
 #[derive(Debug)]
-pub struct ContainerMemory<'a> {
-    /// The container's pod.
-    pub pod: &'a NodePod,
-    /// The GPU.
-    pub gpu: &'a Gpu,
-    /// The container and the GPU.
-    pub key: ContainerGpu,
+pub(crate) struct ContainerMemory<'a> {
+    pub(crate) pod: &'a NodePod,
+    pub(crate) gpu: &'a Gpu,
+    pub(crate) key: ContainerGpu,
     /// The bytes in use; `None` if they are not known.
-    pub used: Option<u64>,
+    pub(crate) used: Option<u64>,
     /// The bytes of its share; `None` if it has none, or they are not known.
-    pub given: Option<u64>,
+    pub(crate) given: Option<u64>,
 }
 
 /// The memory of each container that requests devices, on each GPU of its pod's record.
-pub fn memory_of_containers<'a>(
+pub(crate) fn memory_of_containers<'a>(
     pods: &'a NodePods,
     fleet: &'a NodeFleet,
     unit: MemoryUnit,
@@ -184,11 +185,7 @@ pub fn memory_of_containers<'a>(
                 if !placement.has_gpu(gpu) {
                     continue;
                 }
-                let key = ContainerGpu {
-                    pod: pod.uid.clone(),
-                    container: container.name.clone(),
-                    gpu: gpu.uuid.clone(),
-                };
+                let key = ContainerGpu::new(&pod.uid, &container.name, &gpu.uuid);
                 containers.push(ContainerMemory {
                     pod,
                     gpu,
@@ -202,7 +199,6 @@ pub fn memory_of_containers<'a>(
     containers
 }
 
-/// The IDs of all containers of these pods.
 fn container_ids_of(pods: &NodePods) -> BTreeSet<String> {
     let created = pods.iter().flat_map(|pod| &pod.created);
     created.map(|(id, _)| id.clone()).collect()
@@ -224,12 +220,7 @@ fn containers_by_driver(
             }
             for FleetDevice { device: gpu, .. } in &fleet.gpus {
                 if placement.has_gpu(gpu) && is_by_driver(levels, &gpu.uuid) {
-                    let key = ContainerGpu {
-                        pod: pod.uid.clone(),
-                        container: name.clone(),
-                        gpu: gpu.uuid.clone(),
-                    };
-                    containers.push((key, id.clone()));
+                    containers.push((ContainerGpu::new(&pod.uid, name, &gpu.uuid), id.clone()));
                 }
             }
         }
@@ -237,35 +228,30 @@ fn containers_by_driver(
     containers
 }
 
-/// The result of one call of [`measure`].
-#[derive(Debug, Default)]
-struct Measurement {
-    /// The memory in use; none if no source knows any.
-    measured: Option<MeasuredMemory>,
-    /// The failure of a source, if one has failed.
-    problem: Option<InventoryError>,
-}
-
-/// Measures the memory once: by processes if `procfs` is given, and by cgroups where the driver limits containers. Blocks.
-fn measure(node: &NodeState, source: &DeviceSource, procfs: Option<&Path>) -> Measurement {
-    let mut now = Measurement::default();
+/// Measures the memory once: by processes if `procfs` is given, and by cgroups where the driver limits containers. Returns the
+/// memory in use, none if no source knows any, and the failure of a source. Blocks.
+fn measure(
+    node: &NodeState,
+    source: &DeviceSource,
+    procfs: Option<&Path>,
+) -> (Option<MeasuredMemory>, Option<InventoryError>) {
+    let (mut measured, mut problem) = (None, None);
     let processes = procfs.map(|procfs| (procfs, source.memory_use()));
     // Cloned, because files are read meanwhile and the watch of pods must not wait for them.
     let pods = node.pods.borrow().clone();
-    if let Some((procfs, processes)) = processes {
-        match processes {
-            Ok(processes) => {
-                let by_process = MeasuredMemory::attribute(&processes, &pods, |pid| cgroups_of(procfs, pid));
-                now.measured = Some(by_process);
-            }
-            Err(error) => now.problem = Some(error),
+    match processes {
+        Some((procfs, Ok(processes))) => {
+            let by_process = MeasuredMemory::attribute(&processes, &pods, |pid| cgroups_of(procfs, pid));
+            measured = Some(by_process);
         }
+        Some((_, Err(error))) => problem = Some(error),
+        None => {}
     }
     let fleet = node.fleet.borrow().clone();
     let containers = containers_by_driver(&pods, &fleet, &node.enforcements.borrow().clone());
     // The search reads the directories of all pods, so a node without such containers does not search.
     if containers.is_empty() {
-        return now;
+        return (measured, problem);
     }
     let ids = containers.iter().map(|(_, id)| id.as_str()).collect();
     let directories = find_cgroups(&node.settings.sysfs_root.join("fs/cgroup"), &ids);
@@ -278,20 +264,20 @@ fn measure(node: &NodeState, source: &DeviceSource, procfs: Option<&Path>) -> Me
         }
     }
     if cgroups.is_empty() {
-        return now;
+        return (measured, problem);
     }
     match source.cgroup_memory(&cgroups) {
-        Ok((memory, problem)) => {
-            now.problem = now.problem.or(problem);
+        Ok((memory, failure)) => {
+            problem = problem.or(failure);
             for (owner, memory) in owners.into_iter().zip(memory) {
                 if let CgroupMemory::Limited { used, limit } = memory {
-                    now.measured.get_or_insert_default().set(owner, used, limit);
+                    measured.get_or_insert_default().set(owner, used, limit);
                 }
             }
         }
-        Err(error) => now.problem = Some(error),
+        Err(error) => problem = Some(error),
     }
-    now
+    (measured, problem)
 }
 
 /// Measures until the task is dropped: once the pods are known, every 15 s, soon after a container comes or goes, and when
@@ -321,9 +307,9 @@ pub async fn measure_memory_use(
             reading.await
         };
         match read {
-            Ok(now) => {
-                measured.send_replace(now.measured.map(Arc::new));
-                match now.problem {
+            Ok((now, problem)) => {
+                measured.send_replace(now.map(Arc::new));
+                match problem {
                     None => logged.clear(),
                     Some(error) => logged.warn(&error, "cannot measure the memory that containers use"),
                 }

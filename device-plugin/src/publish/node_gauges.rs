@@ -21,42 +21,29 @@ use crate::start::node_state::NodeState;
 
 /// The gauges; there are none before the devices of the node are found. Clones share them.
 #[derive(Clone, Debug, Default)]
-pub struct NodeGauges(Arc<OnceLock<GaugeSources>>);
+pub(crate) struct NodeGauges(Arc<OnceLock<GaugeSources>>);
 
 /// The state that a scrape reads.
 #[derive(Debug)]
-struct GaugeSources {
-    node: Arc<NodeState>,
-    registered: watch::Receiver<Registrations>,
-    blocked: BlockedStarts,
-    memory_use: watch::Receiver<Option<Arc<MeasuredMemory>>>,
-    metrics: Metrics,
+pub(crate) struct GaugeSources {
+    pub(crate) node: Arc<NodeState>,
+    pub(crate) registered: watch::Receiver<Registrations>,
+    pub(crate) blocked: BlockedStarts,
+    pub(crate) memory_use: watch::Receiver<Option<Arc<MeasuredMemory>>>,
+    pub(crate) metrics: Metrics,
 }
 
 impl NodeGauges {
     /// Registers the gauges.
-    pub fn register(registry: &mut Registry) -> Self {
+    pub(crate) fn register(registry: &mut Registry) -> Self {
         let gauges = Self::default();
         registry.register_collector(Box::new(gauges.clone()));
         gauges
     }
 
     /// Exports the gauges from now on. Each scrape reads these sources.
-    pub fn show(
-        &self,
-        node: Arc<NodeState>,
-        registered: watch::Receiver<Registrations>,
-        blocked: BlockedStarts,
-        memory_use: watch::Receiver<Option<Arc<MeasuredMemory>>>,
-        metrics: Metrics,
-    ) {
-        self.0.get_or_init(|| GaugeSources {
-            node,
-            registered,
-            blocked,
-            memory_use,
-            metrics,
-        });
+    pub(crate) fn show(&self, sources: GaugeSources) {
+        let _ = self.0.set(sources);
     }
 }
 
@@ -129,7 +116,6 @@ impl Collector for NodeGauges {
     }
 }
 
-/// Writes the injection mode (how containers of this node get their devices), and whether containers that ask for none see GPUs.
 fn write_injection(encoder: &mut DescriptorEncoder<'_>, injection: &Injection) -> Result<(), fmt::Error> {
     let labels = [
         ("mode", injection.mode.as_str().to_owned()),
@@ -149,7 +135,6 @@ fn write_injection(encoder: &mut DescriptorEncoder<'_>, injection: &Injection) -
     write_one(encoder, "gpus_exposed", help, is_exposed)
 }
 
-/// Writes the memory that containers use, were given and are limited to, and the memory of processes in no known container.
 fn write_memory_use(
     encoder: &mut DescriptorEncoder<'_>,
     node: &NodeState,
@@ -283,7 +268,13 @@ mod tests {
         };
         let (_measured, measured) = watch::channel(Some(Arc::new(measured)));
         let metrics = Metrics::register(&mut Registry::default());
-        gauges.show(node, registered, BlockedStarts::default(), measured, metrics);
+        gauges.show(GaugeSources {
+            node,
+            registered,
+            blocked: BlockedStarts::default(),
+            memory_use: measured,
+            metrics,
+        });
         insta::assert_snapshot!(text(&registry));
     }
 
@@ -296,13 +287,13 @@ mod tests {
         node.injection = watch::channel(injection).1;
         let (registered, measured) = (watch::channel(Registrations::new()).1, watch::channel(None).1);
         let metrics = Metrics::register(&mut Registry::default());
-        gauges.show(
-            Arc::new(node),
+        gauges.show(GaugeSources {
+            node: Arc::new(node),
             registered,
-            BlockedStarts::default(),
-            measured,
+            blocked: BlockedStarts::default(),
+            memory_use: measured,
             metrics,
-        );
+        });
         let text = text(&registry);
         let value = |name: &str| {
             let mut lines = text.lines();

@@ -1,19 +1,9 @@
 //! The cluster administrator's files about this node's devices: labels by which pods select them, and the partitions of its GPUs.
+//! docs/topology.md has an example of each.
 //!
 //! The plugin reads the files again and again, so the `ConfigMap` behind them may change. A missing file overrides nothing. With
 //! an invalid file of labels the plugin does not start; an invalid file of partitions is published as a problem. A plugin that
 //! runs keeps the last valid content.
-//!
-//! ```yaml
-//! # --device-labels: by type, by PCI address, or by the UUID of a GPU; the narrower wins, label by label
-//! devices:
-//!   rdma: {fabric: storage}
-//!   "0000:1f:00.0": {fabric: compute}
-//! # of virtual functions: by the type of their device, its address, or their own
-//! virtualFunctions:
-//!   rdma: {type: general}
-//!   "0000:1f:00.2": {type: fast}
-//! ```
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -46,30 +36,23 @@ const MAX_LABEL_PREFIX: usize = 253;
 
 /// The paths of both files; none if the operator's flag is not set.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct OverrideFiles {
-    /// Labels, in YAML or JSON.
-    pub labels: Option<PathBuf>,
+pub(crate) struct OverrideFiles {
+    pub(crate) labels: Option<PathBuf>,
     /// A partition table, in the JSON of its annotation or in YAML.
-    pub partitions: Option<PathBuf>,
+    pub(crate) partitions: Option<PathBuf>,
 }
 
-/// The contents of the files.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct NodeOverrides {
-    /// Labels of devices.
-    pub labels: DeviceLabels,
-    /// The partitions of the node's GPUs, if the file has any.
-    pub partitions: Option<GpuPartitionTable>,
+pub(crate) struct NodeOverrides {
+    pub(crate) labels: DeviceLabels,
+    pub(crate) partitions: Option<GpuPartitionTable>,
     /// The mistake in a file of partitions that cannot be read; `partitions` then has its last valid content, if it had any.
-    pub partitions_problem: Option<String>,
+    pub(crate) partitions_problem: Option<String>,
 }
 
 impl NodeOverrides {
     /// Reads both files and checks their content.
-    ///
-    /// # Errors
-    /// The file of labels exists and is invalid.
-    pub fn read(files: &OverrideFiles) -> anyhow::Result<Self> {
+    pub(crate) fn read(files: &OverrideFiles) -> anyhow::Result<Self> {
         let mut overrides = Self::default();
         if let Some(path) = &files.labels {
             overrides.labels = DeviceLabels::read(path)?;
@@ -91,7 +74,7 @@ type Labels = BTreeMap<String, String>;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 // With a misspelled field the file would label nothing, and pods would wait without a reason.
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct DeviceLabels {
+pub(crate) struct DeviceLabels {
     #[serde(default)]
     devices: BTreeMap<String, Labels>,
     #[serde(default)]
@@ -119,12 +102,12 @@ impl DeviceLabels {
     }
 
     /// The file's labels of a device: of its type, then of its PCI address, then of its ID; the later ones win.
-    pub fn of_device(&self, device_type: &str, id: &str, bus_id: Option<&str>) -> Labels {
+    pub(crate) fn of_device(&self, device_type: &str, id: &str, bus_id: Option<&str>) -> Labels {
         merge(&self.devices, [Some(device_type), bus_id, Some(id)])
     }
 
     /// The virtual functions of the device at this address in groups of equal labels, in the order of the first of each group.
-    pub fn regroup(
+    pub(crate) fn regroup(
         &self,
         device_type: &str,
         address: &str,
@@ -198,7 +181,6 @@ pub(crate) fn is_label_text(text: &str) -> bool {
         && last.is_ascii_alphanumeric()
 }
 
-/// Reads the file of GPU partitions; none if there is no file.
 fn read_partition_table(path: &Path) -> anyhow::Result<Option<GpuPartitionTable>> {
     let Some(value) = read_file::<serde_json::Value>(path)? else {
         return Ok(None);
@@ -219,7 +201,7 @@ fn read_file<T: DeserializeOwned>(path: &Path) -> anyhow::Result<Option<T>> {
 }
 
 /// Reads the files at this interval until the task is dropped, and passes on content that has changed and is valid.
-pub async fn watch_node_overrides(
+pub(crate) async fn watch_node_overrides(
     files: OverrideFiles,
     interval: Duration,
     overrides: watch::Sender<Arc<NodeOverrides>>,

@@ -1,11 +1,12 @@
-//! Patches of this node's Node: memory unit, labels, amounts in the status, condition, and the revision of the Device object. The
-//! patch of the condition is a strategic merge patch, the others are merge patches. `None` means that the Node is right.
+//! Patches of this node's Node: memory unit, labels, amounts in the status, condition, and the revision of the Device object.
+//! `None` means that the Node is right.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use chrono::{DateTime, SecondsFormat, Utc};
-use kube::ResourceExt;
+use kube::api::{Patch, PatchParams};
+use kube::{Api, Client, ResourceExt};
 use proto::device::{
     DEVICES_REVISION, DeviceInfo, NODE_LABELS, RawDevice, SHARING_DISABLED, SHARING_LABEL, TYPE_GPU,
 };
@@ -17,16 +18,55 @@ use proto::pod::QuantityText;
 use proto::quantity::Quantity;
 use proto::resource::{GPU, GPU_CORE, GPU_COUNT, ResourceNames};
 use serde_json::{Map, Value, json};
+use tracing::info;
 
+use crate::node::api_request::{ApiRequestError, within};
 use crate::node::pods::{NodePods, PodStage, Requests};
+
+use super::REQUEST_LIMIT;
 
 /// The reason for which this node has no devices to share.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Absence {
-    /// The reason in one word.
-    pub reason: &'static str,
-    /// The reason in a sentence.
-    pub message: String,
+pub(crate) struct Absence {
+    pub(crate) reason: &'static str,
+    pub(crate) message: String,
+}
+
+/// Writes this node's Node.
+#[derive(Debug)]
+pub(crate) struct NodeWriter {
+    nodes: Api<Node>,
+    node_name: String,
+}
+
+impl NodeWriter {
+    /// A writer of the Node of this name.
+    pub(crate) fn new(client: Client, node_name: String) -> Self {
+        Self {
+            nodes: Api::all(client),
+            node_name,
+        }
+    }
+
+    /// Sends a patch of the Node or of its status, if there is one; `part` is what the patch changes.
+    pub(crate) async fn write(&self, part: &str, patch: Option<Value>) -> Result<(), ApiRequestError> {
+        let Some(patch) = patch else { return Ok(()) };
+        // A strategic merge patch changes the condition of one type; a merge patch would replace kubelet's conditions.
+        let typed = match patch.pointer("/status/conditions") {
+            Some(_) => Patch::Strategic(&patch),
+            None => Patch::Merge(&patch),
+        };
+        let (params, what) = (PatchParams::default(), format!("write {part}"));
+        if patch.get("status").is_some() {
+            let request = self.nodes.patch_status(&self.node_name, &params, &typed);
+            within(REQUEST_LIMIT, what, request).await?;
+        } else {
+            let request = self.nodes.patch(&self.node_name, &params, &typed);
+            within(REQUEST_LIMIT, what, request).await?;
+        }
+        info!(%patch, "wrote {part}");
+        Ok(())
+    }
 }
 
 /// The patch of the annotation with the size of a memory unit.
@@ -52,7 +92,7 @@ pub fn labels(node: &Node, of_device: &BTreeMap<String, String>) -> Option<Value
 }
 
 /// The patch of the annotation whose value changes with the Device object, so that kube-scheduler tries refused pods again.
-pub fn revision(node: &Node, device: &RawDevice) -> Option<Value> {
+pub(crate) fn revision(node: &Node, device: &RawDevice) -> Option<Value> {
     // kube-scheduler watches no Device objects: it tries a refused pod again only when a node or a pod changes.
     let mut hasher = DefaultHasher::new();
     // The generation changes with every change of the devices, undone ones included. It does not change with annotations.
@@ -69,7 +109,7 @@ pub fn revision(node: &Node, device: &RawDevice) -> Option<Value> {
 }
 
 /// The patch of the condition of a node without devices, or with devices again. A node that never lacked them has no condition.
-pub fn condition(node: &Node, absence: Option<&Absence>, now: DateTime<Utc>) -> Option<Value> {
+pub(crate) fn condition(node: &Node, absence: Option<&Absence>, now: DateTime<Utc>) -> Option<Value> {
     let before = node.sharing_condition();
     let (status, reason, message) = if let Some(absence) = absence {
         ("False", absence.reason, absence.message.as_str())
@@ -156,7 +196,7 @@ fn amount(device: &DeviceInfo, resource: &str) -> u64 {
 }
 
 /// The sum of the requests of the pods that kubelet has admitted, or may admit because they have a usable allocation record.
-pub fn requested(pods: &NodePods) -> Requests {
+pub(crate) fn requested(pods: &NodePods) -> Requests {
     let mut sum = Requests::default();
     for pod in pods.iter() {
         let is_counted = match pod.stage {

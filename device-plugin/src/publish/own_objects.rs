@@ -19,7 +19,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
 /// The Device object in the API server.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub enum StoredDevice {
+pub(crate) enum StoredDevice {
     /// The API server has not answered yet.
     #[default]
     Unknown,
@@ -30,8 +30,7 @@ pub enum StoredDevice {
 }
 
 impl StoredDevice {
-    /// The object, if there is one.
-    pub fn object(&self) -> Option<&RawDevice> {
+    pub(crate) fn object(&self) -> Option<&RawDevice> {
         match self {
             Self::Present(object) => Some(object),
             Self::Unknown | Self::Absent => None,
@@ -39,17 +38,8 @@ impl StoredDevice {
     }
 }
 
-impl From<Option<RawDevice>> for StoredDevice {
-    fn from(found: Option<RawDevice>) -> Self {
-        match found {
-            Some(object) => Self::Present(Box::new(object)),
-            None => Self::Absent,
-        }
-    }
-}
-
 /// Sends each state of this node's Node to `node`, until the task is dropped.
-pub async fn watch_node(connection: Connection, node_name: String, node: watch::Sender<Option<Node>>) {
+pub(crate) async fn watch_node(connection: Connection, node_name: String, node: watch::Sender<Option<Node>>) {
     let show = |found: Option<Node>| {
         if found.is_none() {
             warn!(
@@ -63,8 +53,15 @@ pub async fn watch_node(connection: Connection, node_name: String, node: watch::
 }
 
 /// Sends each state of this node's Device object to `device`, until the task is dropped.
-pub async fn watch_device(connection: Connection, node_name: String, device: watch::Sender<StoredDevice>) {
-    let show = |found| send_if_changed(&device, StoredDevice::from(found));
+pub(crate) async fn watch_device(
+    connection: Connection,
+    node_name: String,
+    device: watch::Sender<StoredDevice>,
+) {
+    let show = |found: Option<RawDevice>| {
+        let present = found.map(Box::new).map(StoredDevice::Present);
+        send_if_changed(&device, present.unwrap_or(StoredDevice::Absent));
+    };
     watch_object("this node's Device object", connection, &node_name, show).await;
 }
 
@@ -138,7 +135,7 @@ mod tests {
             let metadata = json!({"name": "n", "uid": "u", "generation": generation, "resourceVersion": generation.to_string()});
             let found: RawDevice =
                 serde_json::from_value(json!({"metadata": metadata, "spec": {"devices": devices}})).unwrap();
-            send_if_changed(&device, Some(without_versions(found)).into());
+            send_if_changed(&device, StoredDevice::Present(Box::new(without_versions(found))));
             let stored = stored.borrow();
             let patch = node_patches::revision(&Node::default(), stored.object().unwrap()).unwrap();
             revisions.insert(patch["metadata"]["annotations"][DEVICES_REVISION].to_string());
@@ -152,7 +149,7 @@ mod tests {
         for version in ["1", "2"] {
             let metadata = json!({"name": "n", "uid": "u", "generation": 1, "resourceVersion": version});
             let found: RawDevice = serde_json::from_value(json!({"metadata": metadata})).unwrap();
-            send_if_changed(&device, Some(without_versions(found)).into());
+            send_if_changed(&device, StoredDevice::Present(Box::new(without_versions(found))));
             assert_eq!(stored.has_changed().unwrap(), version == "1");
             stored.mark_unchanged();
         }

@@ -17,9 +17,8 @@ const BOARDS: [&str; 3] = ["H100", "H800", "H20"];
 /// Words in the names of PCIe cards with the GPU of a known model, which sit on no board.
 const CARDS: [&str; 2] = ["PCIe", "NVL"];
 
-/// The partition table for these devices. The operator's table counts if this node has all GPUs of one of its partitions, or if
-/// it is empty.
-pub fn table(fleet: &NodeFleet, overrides: &NodeOverrides) -> Option<GpuPartitionTable> {
+/// The partition table for these devices. The operator's counts if this node has all GPUs of a partition, or if it is empty.
+pub(crate) fn table(fleet: &NodeFleet, overrides: &NodeOverrides) -> Option<GpuPartitionTable> {
     // One file may serve nodes of several kinds, so a table of another node is no error.
     if let Some(table) = &overrides.partitions
         && is_for(fleet, table)
@@ -37,7 +36,7 @@ pub fn table(fleet: &NodeFleet, overrides: &NodeOverrides) -> Option<GpuPartitio
 }
 
 /// The minor number of the first GPU that a table names and this node does not have.
-pub fn missing_gpu(fleet: &NodeFleet, table: &GpuPartitionTable) -> Option<u32> {
+pub(crate) fn missing_gpu(fleet: &NodeFleet, table: &GpuPartitionTable) -> Option<u32> {
     let present = minors_of(fleet);
     let mut minors = table.values().flatten().flat_map(|partition| &partition.minors);
     minors.find(|minor| !present.contains(minor)).copied()

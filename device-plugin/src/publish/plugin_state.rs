@@ -5,108 +5,70 @@
 
 use std::time::Duration;
 
-use daemon::api_server::{Backoff, Connection, one_line};
+use daemon::api_server::{Backoff, one_line};
 use futures::future::pending;
 use k8s_openapi::jiff::Timestamp;
-use kube::Api;
-use kube::api::{Patch, PatchParams};
-use proto::node::Node;
 use proto::plugin_reports::PluginState;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tracing::warn;
 
 use crate::devices::extended_resource::Registrations;
-use crate::node::api_request::{ApiRequestError, within};
 
-use super::REQUEST_LIMIT;
+use super::node_patches::NodeWriter;
 
 /// The shortest and the longest pause after a failure: the scheduler sends no pods before it knows the state.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(3));
+pub(crate) const PAUSES: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(3));
 
-/// Writes the state of this plugin.
-#[derive(Debug)]
-pub struct PluginStateWriter {
-    nodes: Api<Node>,
-    node_name: String,
+/// Writes the state of this plugin, which runs in the pod with this UID, if in a pod: at each change, and after `shutdown` that
+/// it does not serve. `is_written` becomes true once the Node says so.
+pub(crate) async fn write_plugin_state(
+    node_writer: NodeWriter,
+    mut backoff: Backoff,
     pod_uid: Option<String>,
-    backoff: Backoff,
-}
-
-impl PluginStateWriter {
-    /// A writer for the plugin of this node, which runs in the pod with this UID, if in a pod.
-    pub fn new(connection: &Connection, node_name: String, pod_uid: Option<String>) -> Self {
-        Self {
-            nodes: Api::all(connection.client.clone()),
-            node_name,
-            pod_uid,
-            backoff: connection.contact.backoff(PAUSES),
+    mut registered: watch::Receiver<Registrations>,
+    shutdown: CancellationToken,
+    is_written: watch::Sender<bool>,
+) {
+    // A plugin that has not served yet need not write that it does not serve.
+    let mut written = false;
+    loop {
+        let is_ending = shutdown.is_cancelled();
+        let serving = !is_ending && registered.borrow_and_update().values().all(|is_on| *is_on);
+        if written != serving {
+            let state = PluginState {
+                serving,
+                since: Timestamp::now(),
+                pod: pod_uid.clone(),
+            };
+            let patch = Some(state.patch());
+            if let Err(error) = node_writer.write("the plugin's state", patch).await {
+                let outcome = "writing the plugin's state is tried again";
+                warn!(error = one_line(&error), "{outcome}");
+                backoff.pause().await;
+            } else {
+                written = serving;
+                backoff.reset();
+            }
+            // The registrations or `shutdown` may have changed during the write.
+            continue;
         }
-    }
-
-    /// Writes the state at each change, and after `shutdown` that the plugin does not serve. `is_written` becomes true once the
-    /// Node says so.
-    pub async fn run(
-        mut self,
-        mut registered: watch::Receiver<Registrations>,
-        shutdown: CancellationToken,
-        is_written: watch::Sender<bool>,
-    ) {
-        // A plugin that has not served yet need not write that it does not serve.
-        let mut written = false;
-        loop {
-            let is_ending = shutdown.is_cancelled();
-            let serving = !is_ending
-                && registered
-                    .borrow_and_update()
-                    .values()
-                    .all(|is_registered| *is_registered);
-            if written != serving {
-                match self.write(serving).await {
-                    Ok(()) => {
-                        written = serving;
-                        self.backoff.reset();
-                    }
-                    Err(error) => {
-                        warn!(
-                            error = one_line(&error),
-                            "writing the plugin's state is tried again"
-                        );
-                        self.backoff.pause().await;
-                    }
-                }
-                // The registrations or `shutdown` may have changed during the write.
-                continue;
-            }
-            // `serve_until_signal` ends the process in order; a task that returns would end it at once.
-            if is_ending {
-                is_written.send_replace(true);
-                return pending().await;
-            }
-            tokio::select! {
-                () = shutdown.cancelled() => {}
-                Ok(()) = registered.changed() => {}
-            }
+        // `serve_until_signal` ends the process in order; a task that returns would end it at once.
+        if is_ending {
+            is_written.send_replace(true);
+            return pending().await;
         }
-    }
-
-    /// Writes into an annotation of the Node whether this plugin serves kubelet.
-    async fn write(&self, serving: bool) -> Result<(), ApiRequestError> {
-        let state = PluginState {
-            serving,
-            since: Timestamp::now(),
-            pod: self.pod_uid.clone(),
-        };
-        let (params, patch) = (PatchParams::default(), Patch::Merge(state.patch()));
-        let request = self.nodes.patch(&self.node_name, &params, &patch);
-        within(REQUEST_LIMIT, "write the plugin's state", request).await?;
-        info!(serving, "published whether this plugin serves kubelet");
-        Ok(())
+        tokio::select! {
+            () = shutdown.cancelled() => {}
+            Ok(()) = registered.changed() => {}
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use daemon::api_server::Connection;
+    use proto::node::Node;
     use serde_json::{Value, json};
 
     use super::*;
@@ -125,11 +87,15 @@ mod tests {
         watch::Receiver<bool>,
     ) {
         let (client, server) = ApiServer::new();
-        let writer = PluginStateWriter::new(&client.into(), "n1".to_owned(), Some("u".to_owned()));
+        let backoff = Connection::from(client.clone()).contact.backoff(PAUSES);
+        let writer = NodeWriter::new(client, "n1".to_owned());
         let (registered, receiver) = watch::channel(registrations(false));
         let shutdown = CancellationToken::new();
         let (is_written, written) = watch::channel(false);
-        tokio::spawn(writer.run(receiver, shutdown.clone(), is_written));
+        let (pod, signal) = (Some("u".to_owned()), shutdown.clone());
+        tokio::spawn(write_plugin_state(
+            writer, backoff, pod, receiver, signal, is_written,
+        ));
         (server, registered, shutdown, written)
     }
 

@@ -46,7 +46,7 @@ pub fn report(pods: &NodePods, allocated: &BTreeSet<PodUid>, seen: &SeenGpus) ->
 }
 
 /// Keeps the report up to date until the task is dropped; it stays as it is while kubelet's checkpoint cannot be read.
-pub async fn watch_pods_without_devices(
+pub(crate) async fn watch_pods_without_devices(
     device_plugin_dir: PathBuf,
     mut pods: watch::Receiver<NodePods>,
     mut seen: watch::Receiver<SeenGpus>,

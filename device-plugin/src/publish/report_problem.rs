@@ -14,7 +14,6 @@ use crate::devices::fleet::NodeFleet;
 use super::node_overrides::NodeOverrides;
 use super::partitions::{missing_gpu, table};
 
-/// The event reason for a part of the report that is not valid.
 pub(super) const EVENT: &str = "GPUReportInvalid";
 
 /// The reason of the condition if a GPU that kubelet has allocated is not one of the node's.
@@ -25,13 +24,12 @@ const LINKS_OF_MISSING: &str = "LinksOfMissingGPU";
 
 /// The problems of a node's report.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ReportProblem {
+pub(crate) struct ReportProblem {
     /// The reason in the condition: that of the first problem.
-    pub reason: &'static str,
-    /// All problems, for people.
-    pub message: String,
+    pub(crate) reason: &'static str,
+    pub(crate) message: String,
     /// False if the report may be valid: the operator's table is taken to be that of another kind of node.
-    pub is_certain: bool,
+    pub(crate) is_certain: bool,
 }
 
 impl ReportProblem {
@@ -94,7 +92,6 @@ impl ReportProblem {
     }
 }
 
-/// The first minor number in the links that no GPU has.
 fn missing_linked_gpu(fleet: &NodeFleet) -> Option<u32> {
     let mut minors = fleet.links.iter().flat_map(|group| &group.minors);
     let is_missing = |minor: &&u32| fleet.gpus.iter().all(|entry| entry.device.minor != **minor);

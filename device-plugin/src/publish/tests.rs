@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use chrono::DateTime;
 use kube::ResourceExt;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use proto::device::{DEVICES_REVISION, DeviceSpec, RawDevice};
 
@@ -132,10 +132,7 @@ impl Server {
             node_name: "n1".to_owned(),
             names: ResourceNames::default(),
             memory_unit: MemoryUnit::GIB,
-            serves_vendor: false,
-            is_simulated: false,
-            partition_policy: None,
-            boot_id: None,
+            device: DeviceObjectInputs::default(),
         };
         let connection = Connection::from(client);
         let (recorder, _) = daemon::events::recorder(&connection, "test", Some("n1".to_owned()));

@@ -1,8 +1,5 @@
-//! Finds the devices that pods hold by a vendor's device plugin or DRA driver, for the scheduler to count.
-//!
-//! The plugin reads kubelet's allocations, corrects them by the GPUs that the runtime hook (NRI) has seen, and publishes those
-//! that no allocation record of gpushare's scheduler names. It reads when such a pod comes, goes, or changes its stage or record,
-//! when the hook has seen other GPUs, and once a minute. No answer to kubelet waits for it.
+//! Finds the devices that pods hold by a vendor's device plugin or DRA driver, for the scheduler to count: kubelet's allocations,
+//! corrected by the GPUs that the runtime hook (NRI) has seen, without those that a record of gpushare's scheduler names.
 
 mod admin_access;
 pub mod allocation;
@@ -37,7 +34,7 @@ use crate::start::verify::{Visible, visible_by_answer};
 use allocation::{Allocation, PodKey, plugin_allocations, unrecorded};
 use warnings::Warnings;
 
-pub use admin_access::AdminAccess;
+pub(crate) use admin_access::AdminAccess;
 
 /// The interval at which the plugin reads kubelet's allocations although no pod has changed.
 const PERIOD: Duration = Duration::from_secs(60);
@@ -48,21 +45,18 @@ const SETTLE: Duration = Duration::from_millis(500);
 /// Longest wait for the runtime hook before the first report: the hook corrects kubelet's allocations.
 const HOOK_WAIT: Duration = Duration::from_secs(5);
 
-/// The settings of a [`VendorWatch`].
 #[derive(Debug)]
-pub struct VendorSettings {
+pub(crate) struct VendorSettings {
     /// The resources that vendors' plugins serve.
-    pub resources: BTreeSet<String>,
+    pub(crate) resources: BTreeSet<String>,
     /// The vendor's resource that this plugin serves itself: pods that the vendor's plugin served earlier may still run.
-    pub ours: Option<String>,
+    pub(crate) ours: Option<String>,
     /// The DRA drivers whose devices are GPUs of this node.
-    pub dra_drivers: BTreeSet<String>,
-    /// kubelet's list of allocated devices.
-    pub pod_resources: PodResources,
-    /// kubelet's device plugin directory, with its checkpoint.
-    pub device_plugin_dir: PathBuf,
+    pub(crate) dra_drivers: BTreeSet<String>,
+    pub(crate) pod_resources: PodResources,
+    pub(crate) device_plugin_dir: PathBuf,
     /// True if a runtime hook reports the GPUs that containers see.
-    pub has_hook: bool,
+    pub(crate) has_hook: bool,
 }
 
 impl VendorSettings {
@@ -73,27 +67,21 @@ impl VendorSettings {
 }
 
 /// The task that keeps the devices of other plugins published.
-#[expect(missing_debug_implementations, reason = "a client has none")]
-pub struct VendorWatch {
-    /// The settings.
-    pub settings: VendorSettings,
-    /// The devices.
-    pub fleet: watch::Receiver<Arc<NodeFleet>>,
-    /// The pods.
-    pub pods: watch::Receiver<NodePods>,
-    /// The GPUs that containers see.
-    pub seen: watch::Receiver<SeenGpus>,
+pub(crate) struct VendorWatch {
+    pub(crate) settings: VendorSettings,
+    pub(crate) fleet: watch::Receiver<Arc<NodeFleet>>,
+    pub(crate) pods: watch::Receiver<NodePods>,
+    pub(crate) seen: watch::Receiver<SeenGpus>,
     /// Finds the claimed devices that are allocated for administration only.
-    pub admin_access: AdminAccess,
+    pub(crate) admin_access: AdminAccess,
     /// Gets the devices of other plugins that the scheduler must count.
-    pub kubelet_allocations: watch::Sender<Option<KubeletAllocations>>,
-    /// Writes events on claims.
-    pub recorder: Recorder,
+    pub(crate) kubelet_allocations: watch::Sender<Option<KubeletAllocations>>,
+    pub(crate) recorder: Recorder,
 }
 
 impl VendorWatch {
     /// Keeps the devices published until the task is dropped; they stay as they are while kubelet does not answer.
-    pub async fn run(mut self) {
+    pub(crate) async fn run(mut self) {
         if self.settings.is_idle() {
             let nothing = KubeletAllocations::default();
             self.kubelet_allocations.send_replace(Some(nothing));
@@ -136,7 +124,6 @@ impl VendorWatch {
         }
     }
 
-    /// Passes on the devices that the scheduler must count, and writes events about claims ([`Warnings`]).
     fn publish(&mut self, allocations: Vec<Allocation>, warnings: &mut Warnings) {
         let (pods, fleet) = (self.pods.borrow(), self.fleet.borrow());
         let allocations = correct_by_runtime(allocations, &self.seen.borrow_and_update(), &pods, &fleet);
@@ -197,7 +184,9 @@ fn allocations_by_answers(
             continue;
         }
         let answer = ContainerAllocateResponse::decode(entry.alloc_resp.as_slice()).unwrap_or_default();
-        let mut allocation = Allocation::from(entry);
+        let pod = PodKey::Uid(PodUid::from(entry.pod_uid.as_str()));
+        let mut allocation =
+            Allocation::new(pod, entry.container_name, entry.resource_name, entry.device_ids);
         match visible_by_answer(ExtendedResource::Whole, &answer, fleet) {
             Some(Visible::Devices(seen)) => {
                 allocation.device_ids = seen.iter().map(PhysicalId::to_string).collect();
@@ -212,7 +201,7 @@ fn allocations_by_answers(
 }
 
 /// Replaces the GPUs of kubelet's allocations, except those of claims, by those that the containers see. Adds an allocation for
-/// each container that requests whole GPUs, sees some, and is in neither a record nor kubelet's list.
+/// each container of whole GPUs that sees some and is in neither a record nor kubelet's list.
 fn correct_by_runtime(
     mut allocations: Vec<Allocation>,
     seen: &SeenGpus,

@@ -16,24 +16,15 @@ use crate::devices::fleet::NodeFleet;
 use crate::inject::settings::NodeSettings;
 use crate::kubelet::registration::Registration;
 use crate::node::kubelet_checkpoint;
-use crate::publish::node_patches;
 use crate::publish::own_objects::StoredDevice;
+use crate::publish::{PublisherInputs, node_patches};
 use crate::start::node_state::NodeState;
-
-/// The objects of this node as the API server has them, and the devices that other device plugins have allocated.
-#[derive(Clone, Debug)]
-pub(super) struct Published {
-    pub(super) node: watch::Receiver<Option<Node>>,
-    pub(super) device: watch::Receiver<StoredDevice>,
-    /// The devices of pods that gpushare's scheduler did not place; `None` until they are known.
-    pub(super) kubelet_allocations: watch::Receiver<Option<KubeletAllocations>>,
-}
 
 /// Advertises a resource to kubelet once the scheduler counts it rightly, and serves it until `stop`. `keeps_units` is the answer
 /// of [`keeps_memory_units`].
 pub(super) async fn serve(
     registration: Registration,
-    published: Published,
+    published: PublisherInputs,
     keeps_units: bool,
     stop: CancellationToken,
 ) {
@@ -48,7 +39,7 @@ pub(super) async fn serve(
 async fn wait_until_advertisable(
     resource: ExtendedResource,
     node: &NodeState,
-    published: Published,
+    published: PublisherInputs,
     keeps_units: bool,
 ) {
     // kubelet fails pods that it admits before the registration, so no other resource waits.
@@ -60,19 +51,14 @@ async fn wait_until_advertisable(
     }
 }
 
-/// Returns true if kubelet's checkpoint lists exactly the memory units of these devices, as an earlier process registered them.
-/// That process has published the size of a unit, so the registration need not wait for the API server.
-///
-/// A unit of another size is not noticed if every GPU has the same number of units with it. The difference is less than one unit
-/// for each GPU, and the size is published as soon as the API server answers.
+/// Returns true if kubelet's checkpoint lists exactly the memory units of these devices. The process that registered them has
+/// published the size of a unit. A difference of less than one unit for each GPU is not noticed: the size is published later.
 pub(super) fn keeps_memory_units(dir: &Path, settings: &NodeSettings, fleet: &NodeFleet) -> bool {
     let Ok(mut registered) = kubelet_checkpoint::registered(dir) else {
         return false;
     };
-    let ids = registered
-        .remove(&settings.names.cluster.memory)
-        .unwrap_or_default();
-    let mut registered: BTreeSet<String> = ids.into_iter().collect();
+    let ids = registered.remove(&settings.names.cluster.memory);
+    let mut registered = BTreeSet::from_iter(ids.unwrap_or_default());
     let n_registered = registered.len();
     for device in fleet.ids.numbered(ExtendedResource::Memory) {
         let ids: Vec<String> = device.iter().collect();
@@ -85,8 +71,7 @@ pub(super) fn keeps_memory_units(dir: &Path, settings: &NodeSettings, fleet: &No
     n_registered > 0 && registered.is_empty()
 }
 
-/// Waits until the Device object has the label that this plugin serves whole GPUs, and the present list of `allocations`: the
-/// devices of pods that gpushare's scheduler did not place.
+/// Waits until the Device object has the label that this plugin serves whole GPUs, and the present list of `allocations`.
 pub(super) async fn whole_published(
     mut device: watch::Receiver<StoredDevice>,
     mut allocations: watch::Receiver<Option<KubeletAllocations>>,
@@ -103,34 +88,31 @@ pub(super) async fn whole_published(
             && object.annotations().get(DEVICES_CHECKPOINTS) == list.as_ref()
     };
     if !is_published(&device.borrow(), allocations.borrow().as_ref()) {
-        info!(
-            "registering whole GPUs once the Device object has this plugin's label and lists the GPUs of other schedulers' pods"
-        );
+        let list = "lists the GPUs of other schedulers' pods";
+        info!("registering whole GPUs once the Device object has this plugin's label and {list}");
     }
     while !is_published(
         &device.borrow_and_update(),
         allocations.borrow_and_update().as_ref(),
     ) {
-        let is_alive = tokio::select! {
-            changed = device.changed() => changed.is_ok(),
-            changed = allocations.changed() => changed.is_ok(),
-        };
-        if !is_alive {
-            // The end of these tasks ends the process.
-            std::future::pending::<()>().await;
+        tokio::select! {
+            Ok(()) = device.changed() => {}
+            Ok(()) = allocations.changed() => {}
+            // The end of both tasks ends the process.
+            else => std::future::pending().await,
         }
     }
 }
 
 /// Waits until the Node in the API server has the size of the memory unit. From then on the publisher keeps it there.
 pub(super) async fn unit_published(mut node: watch::Receiver<Option<Node>>, settings: &NodeSettings) {
+    let (names, unit) = (&settings.names.cluster, settings.memory_unit);
     let is_published = |node: &Option<Node>| {
-        node.as_ref().is_some_and(|node| {
-            node_patches::memory_unit(node, &settings.names.cluster, settings.memory_unit).is_none()
-        })
+        let node = node.as_ref();
+        node.is_some_and(|node| node_patches::memory_unit(node, names, unit).is_none())
     };
     if !is_published(&node.borrow()) {
-        info!(resource = settings.names.cluster.memory, unit = %settings.memory_unit, "registering once the node's annotation has the memory unit");
+        info!(resource = names.memory, %unit, "registering once the node's annotation has the memory unit");
     }
     if node.wait_for(is_published).await.is_err() {
         // The end of the watch ends the process.

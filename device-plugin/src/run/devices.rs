@@ -3,6 +3,7 @@
 //! A plugin without devices waits for some: kubelet would restart a process that ends, and the next one would find no more.
 //! Meanwhile the readiness probe, an event on the node and a condition of the node have the reason.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,14 +28,10 @@ use super::tasks;
 /// Delay before another search on a node without devices, and between two warnings while the driver does not answer.
 const DISCOVERY_RETRY: Duration = Duration::from_secs(30);
 
-/// Time after which a plugin that lacks the library of the loaded driver ends: the runtime may be able to mount it into a new
-/// container by then, which this one cannot see.
+/// Time after which a plugin that lacks the library of the loaded driver ends: a new container may get the library by then.
 const CONTAINER_AGE: Duration = Duration::from_secs(3600);
 
 /// Finds the devices of this node. While there are none, sends the reason to `absence` and publishes it.
-///
-/// # Errors
-/// The container must be created again ([`waits`]), or the plugin cannot publish.
 pub(super) async fn find_devices(
     config: &Config,
     absence: &watch::Sender<Option<Absence>>,
@@ -83,8 +80,7 @@ pub(super) async fn find_devices(
     }
 }
 
-/// Returns true if the plugin goes on waiting after this error. `is_driver_of_start` is false if another kernel driver has been
-/// loaded since this process started.
+/// Returns true if the plugin goes on waiting after this error. `is_driver_of_start`: the kernel driver has not been replaced.
 fn waits(error: &InventoryError, is_driver_of_start: bool, waited: Duration) -> bool {
     // A new container gets the library of a driver that has been installed since. If none has, it is no better off than this one,
     // and kubelet would create one after the other.
@@ -114,7 +110,7 @@ pub(super) fn publish_no_devices(
 ) -> anyhow::Result<(Tasks, Recorder)> {
     let mut tasks = Tasks::default();
     let nothing = NodeInventory::default();
-    let ids = config.sharing().id_scheme(&nothing)?;
+    let ids = config.sharing(BTreeSet::new()).id_scheme(&nothing)?;
     let (fleet_sender, fleet) = watch::channel(Arc::new(NodeFleet::new(nothing, ids)));
     let (pods_sender, pods) = watch::channel(NodePods::default());
     tasks::watch_pods(&mut tasks, config, connection, pods_sender);

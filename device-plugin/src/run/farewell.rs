@@ -21,7 +21,6 @@ const MIN_SERVING: Duration = Duration::from_secs(2);
 /// Longest time after that for kubelet to admit the pods that are bound to this node.
 const ADMISSION_LIMIT: Duration = Duration::from_secs(5);
 
-/// The state that decides when the plugin may end.
 #[derive(Debug)]
 pub(super) struct Farewell {
     pub(super) registered: watch::Receiver<Registrations>,
@@ -34,23 +33,15 @@ impl Farewell {
     /// Waits, after SIGTERM, while pods may still need the plugin: its servers go on meanwhile. At most nine seconds.
     pub(super) async fn run(mut self) {
         // kubelet admits no pod with a resource that is not registered, so there is nothing to wait for.
-        let serves = self
-            .registered
-            .borrow()
-            .values()
-            .any(|is_registered| *is_registered);
-        if serves {
+        if self.registered.borrow().values().any(|is_on| *is_on) {
             info!("serving kubelet until pods that are bound to this node are admitted");
             self.serve_bound_pods().await;
         }
     }
 
-    /// Waits for the write of the Node, then for the last bindings of the scheduler, then for kubelet to admit the bound pods.
     async fn serve_bound_pods(&mut self) {
-        if timeout(WRITE_LIMIT, self.is_written.wait_for(|is_written| *is_written))
-            .await
-            .is_err()
-        {
+        let written = self.is_written.wait_for(|is_written| *is_written);
+        if timeout(WRITE_LIMIT, written).await.is_err() {
             warn!(
                 "the Node does not say in time that this plugin ends: pods that are bound to it later will fail"
             );

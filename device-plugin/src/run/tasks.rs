@@ -14,7 +14,6 @@ use tracing::{error, info, warn};
 
 use crate::config::{Config, InventoryKind, VendorServer};
 use crate::devices::fleet::NodeFleet;
-use crate::devices::fleet::sharing::Sharing;
 use crate::devices::fleet::watch::{Correction, FleetChannels, FleetWatch};
 use crate::devices::health::{ApplicationFault, Health};
 use crate::devices::inventory::NodeInventory;
@@ -23,6 +22,7 @@ use crate::node::kubelet_pod_resources::PodResources;
 use crate::node::pods::NodePods;
 use crate::node::pods::watch::watch_pods as watch_node_pods;
 use crate::node::{kubelet_checkpoint, kubelet_pod_resources};
+use crate::publish::device_object::DeviceObjectInputs;
 use crate::publish::node_overrides::{NodeOverrides, watch_node_overrides};
 use crate::publish::node_patches::Absence;
 use crate::publish::own_objects::{StoredDevice, watch_device, watch_node};
@@ -30,8 +30,6 @@ use crate::publish::pods_without_devices::watch_pods_without_devices;
 use crate::publish::vendor::{AdminAccess, VendorSettings, VendorWatch};
 use crate::publish::{NodePublisher, PublisherInputs, PublisherSettings};
 use crate::start::node_state::NodeState;
-
-use super::advertise::Published;
 
 /// Most faults of applications, and most corrections of health, that wait to be read. Faults beyond are dropped.
 const CHANNEL_CAPACITY: usize = 64;
@@ -44,16 +42,12 @@ pub(super) struct WatchedDevices {
     pub(super) corrections: mpsc::Sender<Correction>,
 }
 
-/// Starts the task that watches the devices and their health.
 pub(super) fn watch_devices(
     tasks: &mut Tasks,
     config: &Config,
     inventory: NodeInventory,
 ) -> anyhow::Result<WatchedDevices> {
-    let sharing = Sharing {
-        allocated: allocated_units(config),
-        ..config.sharing()
-    };
+    let sharing = config.sharing(allocated_units(config));
     let fleet = NodeFleet {
         // No container starts before the XIDs that an earlier process saw are loaded.
         is_health_loaded: false,
@@ -93,7 +87,6 @@ fn allocated_units(config: &Config) -> BTreeSet<String> {
     ids
 }
 
-/// Starts the watch of this node's Node.
 pub(super) fn watch_own_node(
     tasks: &mut Tasks,
     config: &Config,
@@ -105,7 +98,6 @@ pub(super) fn watch_own_node(
     })
 }
 
-/// Starts the watch of this node's pods, which sends them to `pods`.
 pub(super) fn watch_pods(
     tasks: &mut Tasks,
     config: &Config,
@@ -131,8 +123,7 @@ pub(super) fn publish(
         watch::Receiver<Option<Absence>>,
     ),
     recorder: Recorder,
-) -> Published {
-    let own_node = watch_own_node(tasks, config, connection);
+) -> PublisherInputs {
     let device = tasks.spawn_updating("watch of the Device object", StoredDevice::default(), |sender| {
         watch_device(connection.clone(), config.node_name.clone(), sender)
     });
@@ -143,18 +134,12 @@ pub(super) fn publish(
     let overrides = tasks.spawn_updating("node overrides", overrides, |sender| {
         watch_node_overrides(config.override_files(), config.source().probe_interval(), sender)
     });
-    let kubelet_allocations = watch_vendor(tasks, config, connection, node, seen, recorder.clone());
-    let published = Published {
-        node: own_node.clone(),
-        device: device.clone(),
-        kubelet_allocations: kubelet_allocations.clone(),
-    };
     let inputs = PublisherInputs {
         fleet: node.fleet.clone(),
         pods: node.pods.clone(),
-        node: own_node,
+        node: watch_own_node(tasks, config, connection),
         device,
-        kubelet_allocations,
+        kubelet_allocations: watch_vendor(tasks, config, connection, node, seen, recorder.clone()),
         overrides,
         injection: node.injection.clone(),
         enforcements: node.enforcements.clone(),
@@ -163,21 +148,21 @@ pub(super) fn publish(
     };
     let settings = PublisherSettings {
         node_name: config.node_name.clone(),
-        serves_vendor: config.resource_names().whole.is_some(),
-        is_simulated: matches!(config.inventory, InventoryKind::File(_)),
         names: config.resource_names().cluster,
         memory_unit: config.memory_unit,
-        partition_policy: config.gpu_partition_policy,
-        boot_id: boot_id(),
+        device: DeviceObjectInputs {
+            serves_vendor: config.resource_names().whole.is_some(),
+            is_simulated: matches!(config.inventory, InventoryKind::File(_)),
+            partition_policy: config.gpu_partition_policy,
+            boot_id: boot_id(),
+            ..DeviceObjectInputs::default()
+        },
     };
-    tasks.spawn(
-        "publication",
-        NodePublisher::new(connection, recorder, settings, inputs).run(),
-    );
-    published
+    let publisher = NodePublisher::new(connection, recorder, settings, inputs.clone());
+    tasks.spawn("publication", publisher.run());
+    inputs
 }
 
-/// Starts the task that watches the devices which the vendor's plugin and DRA drivers have allocated.
 fn watch_vendor(
     tasks: &mut Tasks,
     config: &Config,
@@ -226,7 +211,6 @@ pub(super) fn boot_id() -> Option<String> {
     Some(id.trim().to_owned())
 }
 
-/// Logs each device at the start of the process.
 fn log_devices(config: &Config, fleet: &NodeFleet) {
     let (unit, node) = (config.memory_unit, config.node_name.as_str());
     for entry in &fleet.gpus {

@@ -4,20 +4,17 @@ use daemon::api_server::Connection;
 use daemon::health;
 use daemon::metrics_text::MetricsText;
 use daemon::process::Process;
-use kube::Api;
 use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 
 use crate::config::Config;
 use crate::node::pods::NodePods;
+use crate::publish::node_patches::NodeWriter;
 use crate::publish::uninstall::Removal;
 
 use super::tasks;
 
 /// Removes everything, is ready once nothing is left, and ends with a signal. With `now` it removes even while pods hold devices.
-///
-/// # Errors
-/// The process cannot start, or a task has ended.
 pub(super) async fn run(config: Config, now: bool, mut process: Process) -> anyhow::Result<()> {
     let (removed, is_removed) = watch::channel(false);
     let readiness = move || check(*is_removed.borrow());
@@ -29,8 +26,7 @@ pub(super) async fn run(config: Config, now: bool, mut process: Process) -> anyh
     let node = tasks::watch_own_node(&mut process.tasks, &config, &connection);
     let removal = Removal {
         now,
-        nodes: Api::all(connection.client),
-        node_name: config.node_name.clone(),
+        node_writer: NodeWriter::new(connection.client, config.node_name.clone()),
         names: config.resource_names(),
         device_plugin_dir: config.device_plugin_dir.clone(),
         specs: config.own_specs(),

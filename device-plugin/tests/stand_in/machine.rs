@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use device_plugin::devices::inventory::source::{DeviceSource, MachineSource, NvmlSource};
+use device_plugin::devices::inventory::source::{DeviceSource, NvmlSource};
 use tempfile::TempDir;
 
 /// An interval that does not pass during a test.
@@ -142,7 +142,7 @@ impl Machine {
     }
 
     pub(crate) fn source(&self) -> DeviceSource {
-        DeviceSource::Machine(MachineSource::new(self.nvml()))
+        DeviceSource::Machine(self.nvml())
     }
 
     /// Links, each from a handle to a bus address, active or not.

@@ -146,8 +146,7 @@ const OBJECTS: &str = r"(?i)\b(pods?|containers?|GPUs?|devices?|annotations?|kub
 const STEPS: &str = r"(?i)`|--[a-z]|\b(delete|remove|check|ask for|ask an|name|names|correct|upgrade|write|wait|see|leave out|set|run|trying again|it starts once|not known|yet)\b";
 /// Texts that need no step of their own: it follows in their field or stands around them, kubelet tries again by itself, or
 /// nothing helps.
-const WITHOUT_STEP: [&str; 15] = [
-    "annotation {DEVICE_ALLOCATED}: {0}",
+const WITHOUT_STEP: [&str; 14] = [
     "annotation {key} is missing: the pod was not placed by gpushare-scheduler",
     "cannot reach the read API at {at}: {reason}",
     "cannot read which pods have swapped their records",

@@ -11,25 +11,18 @@ use crate::devices::inventory::{Gpu, NodeInventory, PhysicalId};
 
 /// The settings that determine the IDs of virtual devices which the plugin lists to kubelet.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Sharing {
-    /// The GPUs that pods may share.
-    pub devices: SharedDevices,
-    /// The number of containers that may share one GPU.
-    pub slots: NonZeroU32,
-    /// The size of a memory unit.
-    pub memory_unit: MemoryUnit,
-    /// True if the plugin lists each device to kubelet with its NUMA node.
-    pub has_numa_hints: bool,
+pub(crate) struct Sharing {
+    pub(crate) devices: SharedDevices,
+    pub(crate) slots: NonZeroU32,
+    pub(crate) memory_unit: MemoryUnit,
+    pub(crate) has_numa_hints: bool,
     /// The IDs of memory units that kubelet had allocated when this process began.
-    pub allocated: BTreeSet<String>,
+    pub(crate) allocated: BTreeSet<String>,
 }
 
 impl Sharing {
     /// The IDs of shares and memory units of the shared GPUs in an inventory.
-    ///
-    /// # Errors
-    /// The list of IDs would be longer than kubelet accepts.
-    pub fn id_scheme(&self, inventory: &NodeInventory) -> Result<IdScheme, TooLong> {
+    pub(crate) fn id_scheme(&self, inventory: &NodeInventory) -> Result<IdScheme, TooLong> {
         // A GPU that is not shared gets no IDs of parts, so that kubelet cannot allocate a part of it.
         let gpus = inventory.gpus.iter();
         let shared: Vec<Gpu> = gpus.filter(|gpu| self.devices.includes(gpu)).cloned().collect();
@@ -41,21 +34,16 @@ impl Sharing {
 
 /// The GPUs that pods may share; the others are left to pods that take whole GPUs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum SharedDevices {
-    /// All GPUs.
+pub(crate) enum SharedDevices {
     All,
-    /// Only the named GPUs.
     Only {
-        /// The UUIDs among the names.
         uuids: BTreeSet<PhysicalId>,
-        /// The minor numbers among the names.
         minors: BTreeSet<u32>,
     },
 }
 
 impl SharedDevices {
-    /// Returns true if pods may share this GPU.
-    pub fn includes(&self, gpu: &Gpu) -> bool {
+    pub(crate) fn includes(&self, gpu: &Gpu) -> bool {
         match self {
             Self::All => true,
             Self::Only { uuids, minors } => uuids.contains(&gpu.uuid) || minors.contains(&gpu.minor),

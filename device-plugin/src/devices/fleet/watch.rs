@@ -1,7 +1,5 @@
-//! Watches the devices: observations of the source become changes of health, and these a new [`NodeFleet`].
-//!
-//! All observations that wait in the channel make one new fleet, so a node whose GPUs all fail at once sends kubelet one list,
-//! and not one per device.
+//! Watches the devices: observations of the source become changes of health, and these a new [`NodeFleet`]. All observations that
+//! wait make one new fleet, so a node whose GPUs all fail at once sends kubelet one list.
 //!
 //! A call into a driver that hangs cannot be ended. The plugin lets its thread hang and starts no other in its place. A device
 //! without any observation for a minute beyond the probe interval has failed, as if a probe had.
@@ -40,8 +38,7 @@ const OBSERVATION_DELAY: Duration = Duration::from_secs(60);
 
 /// A change of health that does not come from a watch of the devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Correction {
-    /// An operator has cleared a device.
+pub(crate) enum Correction {
     Cleared(PhysicalId),
     /// The critical errors that an earlier process observed; empty if there are none. Sent once.
     Loaded(Vec<EarlierXid>),
@@ -49,42 +46,30 @@ pub enum Correction {
 
 /// A critical error that an earlier process observed on a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct EarlierXid {
-    /// The device.
-    pub device: PhysicalId,
-    /// The number of the error.
-    pub xid: u64,
+pub(crate) struct EarlierXid {
+    pub(crate) device: PhysicalId,
+    pub(crate) xid: u64,
     /// The time since which the device is unhealthy, in the text of the Device object.
-    pub since: String,
+    pub(crate) since: String,
 }
 
 /// The channels of a [`FleetWatch`].
 #[derive(Debug)]
-pub struct FleetChannels {
-    /// Sends the devices and their health.
-    pub fleet: watch::Sender<Arc<NodeFleet>>,
+pub(crate) struct FleetChannels {
+    pub(crate) fleet: watch::Sender<Arc<NodeFleet>>,
     /// Sends faults of applications; a fault for which the channel has no room is dropped.
-    pub faults: mpsc::Sender<ApplicationFault>,
+    pub(crate) faults: mpsc::Sender<ApplicationFault>,
     /// Receives changes of health that do not come from the source of the devices.
-    pub corrections: mpsc::Receiver<Correction>,
+    pub(crate) corrections: mpsc::Receiver<Correction>,
 }
 
-/// This process must end, so that its container is created again with the library of the present driver; `how` is the evidence.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{how}; ending, so that this container is created again")]
-pub struct DriverReplaced {
-    how: String,
-}
-
-/// Lists the devices on a thread that may block.
-pub async fn discover(source: &DeviceSource) -> anyhow::Result<NodeInventory> {
+pub(crate) async fn discover(source: &DeviceSource) -> anyhow::Result<NodeInventory> {
     let source = source.clone();
     Ok(spawn_blocking(move || source.discover()).await??)
 }
 
-/// The task that watches the devices of a source and keeps the fleet up to date.
 #[derive(Debug)]
-pub struct FleetWatch {
+pub(crate) struct FleetWatch {
     source: DeviceSource,
     /// The call that lists the devices, while it runs.
     listing: Option<JoinHandle<Result<NodeInventory, InventoryError>>>,
@@ -97,8 +82,7 @@ pub struct FleetWatch {
 }
 
 impl FleetWatch {
-    /// A watch of the devices of `inventory`.
-    pub fn new(
+    pub(crate) fn new(
         source: DeviceSource,
         inventory: NodeInventory,
         health: Health,
@@ -116,8 +100,8 @@ impl FleetWatch {
         }
     }
 
-    /// Watches until the task is dropped or the driver has been replaced.
-    pub async fn run(mut self) -> DriverReplaced {
+    /// Watches until the task is dropped, or until the driver has been replaced, with the reason for which the process must end.
+    pub(crate) async fn run(mut self) -> String {
         let source = self.source.clone();
         loop {
             match source.watch(&self.inventory) {
@@ -148,7 +132,7 @@ impl FleetWatch {
         &mut self,
         mut observations: mpsc::Receiver<Observations>,
         limit: Duration,
-    ) -> Result<(), DriverReplaced> {
+    ) -> Result<(), String> {
         let mut discover_at = None;
         let mut silence = Silence::new(limit, self.inventory.ids().cloned());
         loop {
@@ -187,7 +171,7 @@ impl FleetWatch {
         first: Observations,
         waiting: &mut mpsc::Receiver<Observations>,
         silence: &mut Silence,
-    ) -> Result<bool, DriverReplaced> {
+    ) -> Result<bool, String> {
         let mut changes = Vec::new();
         let mut observations = first;
         while let Ok(more) = waiting.try_recv() {
@@ -202,7 +186,7 @@ impl FleetWatch {
                 break;
             }
             if let ObservationKind::DriverReplaced(how) = observation.kind {
-                result = Err(DriverReplaced { how });
+                result = Err(format!("{how}; ending, so that this container is created again"));
                 break;
             }
             if let Some(fault) = self.health.application_fault(&observation) {
@@ -216,7 +200,6 @@ impl FleetWatch {
         result
     }
 
-    /// Applies a correction of health that comes from the Device object.
     fn apply_correction(&mut self, correction: Correction) {
         let now = self.started.elapsed();
         match correction {
@@ -235,7 +218,6 @@ impl FleetWatch {
         }
     }
 
-    /// Makes these devices unhealthy because their driver has not answered for the time `silence`.
     fn mark_silent(&mut self, devices: &[PhysicalId], silence: Duration) {
         let how = format!("the driver has not answered for {} s", silence.as_secs());
         let mut changes = Vec::new();
@@ -338,7 +320,6 @@ struct Silence {
 }
 
 impl Silence {
-    /// Starts to count the silence of each of these devices; one is silent for too long after `limit`.
     fn new(limit: Duration, devices: impl Iterator<Item = PhysicalId>) -> Self {
         // Each device counts as observed now, so that the source has the whole limit for its first observation.
         let now = Instant::now();
@@ -346,7 +327,6 @@ impl Silence {
         Self { limit, last_observed }
     }
 
-    /// Notes the time of an observation; one without a device ends no silence.
     fn record(&mut self, observation: &Observation) {
         if let Some(device) = &observation.device
             && let Some(last) = self.last_observed.get_mut(device)

@@ -16,7 +16,7 @@ const RESET_XIDS: [u64; 11] = [48, 62, 64, 74, 79, 95, 119, 120, 140, 143, 154];
 
 /// The consequence of a critical error for its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum XidClass {
+pub(crate) enum XidClass {
     /// The device stays healthy: an application is at fault.
     Application,
     /// The device is unhealthy until it has been reset.
@@ -48,7 +48,7 @@ impl Default for Xids {
 
 impl Xids {
     /// The class of an XID.
-    pub fn class(&self, xid: u64) -> XidClass {
+    pub(crate) fn class(&self, xid: u64) -> XidClass {
         self.by_xid.get(&xid).copied().unwrap_or(self.others)
     }
 }

@@ -11,10 +11,8 @@ use std::path::{Path, PathBuf};
 
 use crate::root_dir::RootDir;
 
-/// The loader's cache, which ldconfig writes.
 const CACHE: &str = "/etc/ld.so.cache";
 
-/// The configuration of ldconfig.
 const CONFIGURATION: &str = "/etc/ld.so.conf";
 
 /// Most levels of configuration files that include others: files may include each other.
@@ -52,7 +50,6 @@ pub(super) fn find_library(roots: &[PathBuf], name: &OsStr) -> Option<PathBuf> {
     roots.iter().find_map(|root| find_in(&RootDir::new(root), name))
 }
 
-/// The file of the library below one root, in the order that the head of this file names.
 fn find_in(root: &RootDir, name: &OsStr) -> Option<PathBuf> {
     let usable = |path: PathBuf| root.resolve(&path).filter(|file| is_usable(file));
     let from_cache = root.read(Path::new(CACHE)).unwrap_or_default();

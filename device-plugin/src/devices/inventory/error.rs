@@ -5,44 +5,32 @@ use std::path::PathBuf;
 
 /// An error of a [`DeviceSource`](super::source::DeviceSource). The variants are those that the daemon treats in different ways.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the texts of the errors show the fields")]
 pub enum InventoryError {
     /// The machine has no devices (yet): no library, driver, file or GPU. Waiting may help, and a node without GPUs is no fault.
     #[error("{problem}")]
     Absent {
-        /// The missing part, and the remedy.
         problem: String,
-        /// The error of the loader or of the system, if there is one.
         #[source]
         source: Option<Box<dyn Error + Send + Sync>>,
     },
     /// There are GPUs and none of them can be shared. Only an operator changes that, so the daemon waits instead of ending, which
     /// would make kubelet restart it again and again.
     #[error("none of the GPUs that {} lists can be shared: {reasons}", path.display())]
-    NothingToShare {
-        /// The library or the file.
-        path: PathBuf,
-        /// The GPUs, each with the reason that it is left out.
-        reasons: String,
-    },
+    NothingToShare { path: PathBuf, reasons: String },
     /// The container was created with another driver, or with none; only a new container gets the library of the present one.
     #[error("this container does not have the library of this node's NVIDIA driver: {how}")]
-    DriverReplaced {
-        /// The evidence that the driver was replaced.
-        how: String,
-    },
+    DriverReplaced { how: String },
     /// The devices cannot be listed although the driver or the file is there: a fault that needs an operator.
     #[error("{problem}")]
     Failed {
-        /// The failure, in a sentence.
         problem: String,
-        /// The error of NVML, of a parser or of the system, if there is one.
         #[source]
         source: Option<Box<dyn Error + Send + Sync>>,
     },
 }
 
 impl InventoryError {
-    /// An error that says that the driver or the file of devices is not there.
     pub(super) fn absent(problem: String) -> Self {
         Self::Absent {
             problem,
@@ -50,7 +38,6 @@ impl InventoryError {
         }
     }
 
-    /// An error that says that devices could not be listed although the driver or the file is there.
     pub(super) fn failed(problem: String, source: impl Error + Send + Sync + 'static) -> Self {
         Self::Failed {
             problem,

@@ -4,7 +4,6 @@
 //! file starts, reports and stops.
 
 use std::cell::{Cell, RefCell};
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
@@ -15,7 +14,6 @@ use tokio::sync::mpsc::{self, error::TrySendError};
 use super::error::InventoryError;
 use super::physical_id::PhysicalId;
 
-/// The number of reports that may wait in the channel.
 const CAPACITY: usize = 64;
 
 /// Delay before another attempt to send on a full channel.
@@ -96,16 +94,11 @@ impl Feed {
     }
 
     /// Ends the watch and waits for its threads, some seconds at most. Blocks: not for async threads.
-    pub fn stop(mut self) -> io::Result<()> {
+    pub fn stop(mut self) -> thread::Result<()> {
         self.signal();
-        let mut has_panicked = false;
-        for thread in std::mem::take(&mut self.threads) {
-            has_panicked |= thread.join().is_err();
-        }
-        if has_panicked {
-            return Err(io::Error::other("a thread that watches the devices has panicked"));
-        }
-        Ok(())
+        std::mem::take(&mut self.threads)
+            .into_iter()
+            .try_for_each(JoinHandle::join)
     }
 
     /// Asks the threads to stop, and wakes those that pause between two rounds.
@@ -136,12 +129,10 @@ pub(super) struct Reporter {
     sender: mpsc::Sender<Observations>,
     /// True once this thread has reported a change of the inventory.
     has_announced: Cell<bool>,
-    /// The observations of the next report.
     added: RefCell<Observations>,
 }
 
 impl Reporter {
-    /// Returns an error once the thread must end its watch.
     pub(super) fn check(&self) -> Result<(), Stopped> {
         if self.stop.load(Ordering::Acquire) || self.sender.is_closed() {
             Err(Stopped)

@@ -1,16 +1,9 @@
-//! Simulated devices, described by a JSON file that the watch reads at short intervals.
+//! Simulated devices, described by a JSON file that the watch reads at short intervals; an invalid one changes nothing.
 //!
 //! docs/topology.md lists the fields. Beside those a GPU may have `deviceNode`, and `processes`, each with the memory that it
-//! uses and the ID of its container, such as `[{"memory": "1Gi", "container": "0123"}]`. `pcieId` is a device's switch, or its
-//! root complex if it has no switch. Types other than `rdma` and `fpga` need `resources`; those have 100 (percent) of their own.
-//!
-//! A device's `health` is `Healthy` (the default), `Lost`, or, for a GPU, `Xid` and a number: the watch then reports this error
-//! again and again until the file changes. A device that is taken out of the list is lost. After any other change the plugin
-//! lists the devices again.
-//!
-//! `{node}` in an ID is replaced by the node's name, so that one file can serve many nodes with distinct IDs.
-//!
-//! A file that becomes invalid while it is watched changes nothing.
+//! uses and the ID of its container, such as `[{"memory": "1Gi", "container": "0123"}]`. Types other than `rdma` and `fpga` need
+//! `resources`. `health` is `Healthy` (the default), `Lost`, or, for a GPU, `Xid` and a number, which the watch reports again and
+//! again until the file changes. `{node}` in an ID is replaced by the node's name, so that one file can serve many nodes.
 
 mod parse;
 
@@ -27,28 +20,24 @@ use parse::{SimulatedDevices, SimulatedHealth, parse};
 /// A file of simulated devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileSource {
-    /// The JSON file.
-    pub path: PathBuf,
+    pub(crate) path: PathBuf,
     /// The node's name, which replaces `{node}` in an ID, or whose hash does if the ID would be too long.
-    pub node: String,
-    /// The interval at which a watch reads the file and reports every device.
-    pub interval: Duration,
+    pub(crate) node: String,
+    pub(crate) interval: Duration,
 }
 
 impl FileSource {
     /// The interval at which the plugin reads the file: short, so that a simulated device falls sick soon after the file says so.
-    pub const INTERVAL: Duration = Duration::from_millis(200);
+    pub(crate) const INTERVAL: Duration = Duration::from_millis(200);
 
     pub(super) fn discover(&self) -> Result<NodeInventory, InventoryError> {
         Ok(parse(&self.path, &self.node, &self.read()?)?.inventory)
     }
 
-    /// The memory that the simulated processes use.
     pub(super) fn memory_use(&self) -> Result<Vec<ProcessMemory>, InventoryError> {
         Ok(parse(&self.path, &self.node, &self.read()?)?.processes)
     }
 
-    /// Starts a thread that reads the file at each interval and reports the health of every device.
     pub(super) fn watch(
         &self,
         inventory: &NodeInventory,
@@ -77,10 +66,8 @@ impl FileSource {
     }
 }
 
-/// The state of a watch of the file across its rounds.
 struct FileWatch {
     source: FileSource,
-    /// The devices that the watch was started for.
     known: NodeInventory,
     /// The devices of the last valid text.
     latest: SimulatedDevices,

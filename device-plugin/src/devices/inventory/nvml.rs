@@ -1,7 +1,5 @@
-//! NVIDIA GPUs through NVML, which is loaded at run time. No other module of this crate uses NVML.
-//!
-//! Devices are identified by UUID; NVML's order is neither that of the minor numbers nor stable. GPUs in MIG mode are listed
-//! as excluded: sharing their instances is not supported.
+//! NVIDIA GPUs through NVML, which is loaded at run time. No other module of this crate uses NVML. NVML's order of devices is
+//! neither that of the minor numbers nor stable.
 //!
 //! A container gets the library from NVIDIA's runtime, as a mount that the runtime makes with the container; or it sees the
 //! directory in which the node keeps its driver, which also shows a driver that was installed later.
@@ -24,12 +22,10 @@ use super::driver_library::find_library;
 use super::feed::Watcher;
 use super::pci::{self, Bus};
 use super::{
-    CgroupOnGpu, ExcludedGpu, ExclusionReason, Gpu, InvalidPhysicalId, InventoryError, NodeInventory,
-    PciLocation, PhysicalId, ProcessMemory, no_gpu,
+    CgroupOnGpu, ExcludedGpu, Gpu, InventoryError, MIG, NodeInventory, PhysicalId, ProcessMemory, no_gpu,
 };
 use watch::NvmlWatch;
 
-/// The file name of NVML.
 pub(crate) const LIBRARY: &str = "libnvidia-ml.so.1";
 
 /// `NVML_DEVICE_MIG_ENABLE`.
@@ -150,13 +146,11 @@ impl NvmlSource {
         Ok((found, failure))
     }
 
-    /// A watch of the GPUs of this inventory, before its first round.
     pub(super) fn watcher(&self, inventory: &NodeInventory) -> Watcher {
         let mut watch = NvmlWatch::new(self.clone(), inventory.clone());
         Box::new(move |reporter| watch.run(reporter))
     }
 
-    /// Loads the NVML library and opens a session with the driver.
     fn open(&self) -> Result<Nvml, InventoryError> {
         let library = self.find_library()?;
         let opened = Nvml::builder().lib_path(library.as_os_str()).init();
@@ -237,14 +231,14 @@ impl NvmlSource {
         let bus = Bus::read(&self.sysfs);
         let (mut gpus, mut excluded) = (Vec::<Gpu>::new(), Vec::new());
         for index in 0..count {
+            let mut found = ExcludedGpu {
+                index,
+                ..ExcludedGpu::default()
+            };
             // A GPU that cannot be read does not hide the others.
-            match self.read_gpu(nvml, &bus, index, &gpus) {
+            match self.read_gpu(nvml, &bus, &gpus, &mut found) {
                 Ok(gpu) => gpus.push(gpu),
-                Err((uuid, exclusion)) => excluded.push(ExcludedGpu {
-                    index,
-                    uuid,
-                    exclusion,
-                }),
+                Err(problem) => excluded.push(ExcludedGpu { problem, ..found }),
             }
         }
         // NVML's order changes with the GPUs that are there, and kubelet's device IDs must keep theirs.
@@ -259,66 +253,44 @@ impl NvmlSource {
         })
     }
 
-    /// Reads the GPU at this index; `before` are the GPUs at lower indices.
-    ///
-    /// # Errors
-    /// The UUID, unless it cannot be read, and the reason that the GPU cannot be shared.
+    /// Reads the GPU at the index of `found`, and notes its UUID and MIG mode there; `before` are the GPUs at lower indices.
     fn read_gpu(
         &self,
         nvml: &Nvml,
         bus: &Bus,
-        index: u32,
         before: &[Gpu],
-    ) -> Result<Gpu, (Option<PhysicalId>, ExclusionReason)> {
-        let device = match nvml.device_by_index(index) {
-            Ok(device) => device,
-            Err(error) => return Err((None, unreadable("handle", &error).into())),
-        };
-        let uuid: PhysicalId = match device.uuid() {
-            Ok(text) => text
-                .parse()
-                .map_err(|error: InvalidPhysicalId| (None, error.to_string().into()))?,
-            Err(error) => return Err((None, unreadable("UUID", &error).into())),
-        };
-        if is_mig(&device) {
-            // MIG instances have UUIDs and memory of their own, which the records of gpushare's scheduler do not name.
-            return Err((Some(uuid), ExclusionReason::Mig));
+        found: &mut ExcludedGpu,
+    ) -> Result<Gpu, String> {
+        let device = nvml.device_by_index(found.index).map_err(unreadable("handle"))?;
+        let uuid = device.uuid().map_err(unreadable("UUID"))?;
+        let uuid: PhysicalId = uuid.parse()?;
+        found.uuid = Some(uuid.clone());
+        // MIG instances have UUIDs and memory of their own, which the records of gpushare's scheduler do not name.
+        found.is_mig = is_mig(&device);
+        if found.is_mig {
+            return Err(MIG.to_owned());
         }
-        let gpu = match self.describe(&device, bus, index, &uuid) {
-            Ok(gpu) => gpu,
-            Err(problem) => return Err((Some(uuid), problem.into())),
-        };
-        for other in before {
-            // Records of pods name GPUs by UUID or by minor number.
-            if other.uuid == gpu.uuid || other.minor == gpu.minor {
-                let problem = format!(
-                    "GPU {} has the same UUID or minor number {}",
-                    other.index, other.minor
-                );
-                return Err((Some(uuid), problem.into()));
-            }
-        }
-        Ok(gpu)
-    }
-
-    /// Reads the properties of a GPU: minor number, memory, model and PCI location.
-    fn describe(&self, device: &Device<'_>, bus: &Bus, index: u32, uuid: &PhysicalId) -> Result<Gpu, String> {
         let bus_id = device.pci_info().ok().and_then(|pci| pci::address(&pci.bus_id));
-        let minor = self.minor(device, bus_id.as_deref())?;
-        let (memory_bytes, reserved_bytes) = self.memory(device)?;
-        let location = match &bus_id {
-            Some(address) => bus.location(address),
-            None => PciLocation::default(),
-        };
+        let minor = self.minor(&device, bus_id.as_deref())?;
+        let (memory_bytes, reserved_bytes) = self.memory(&device)?;
+        let model = device.name().map_err(unreadable("name"))?;
+        // Records of pods name GPUs by UUID or by minor number.
+        let mut others = before.iter();
+        if let Some(other) = others.find(|other| other.uuid == uuid || other.minor == minor) {
+            return Err(format!(
+                "GPU {} has the same UUID or minor number {}",
+                other.index, other.minor
+            ));
+        }
         Ok(Gpu {
-            uuid: uuid.clone(),
+            uuid,
             minor,
-            index,
+            index: found.index,
             memory_bytes,
             reserved_bytes,
-            model: device.name().map_err(|error| unreadable("name", &error))?,
+            model,
+            location: bus.location(bus_id.as_deref().unwrap_or_default()),
             bus_id,
-            location,
             labels: BTreeMap::new(),
             device_node: PathBuf::from(format!("/dev/nvidia{minor}")),
         })
@@ -330,7 +302,7 @@ impl NvmlSource {
         match device.minor_number() {
             Ok(minor) => return Ok(minor),
             Err(NvmlError::NotSupported) => {}
-            Err(error) => return Err(unreadable("minor number", &error)),
+            Err(error) => return Err(unreadable("minor number")(error)),
         }
         let Some(bus_id) = bus_id else {
             return Err(format!("{UNSUPPORTED} it has no PCI address"));
@@ -354,7 +326,7 @@ impl NvmlSource {
             }
             // GPUs that share the memory of their processor, such as GB10.
             Err(NvmlError::NotSupported) => (0, 0),
-            Err(error) => return Err(unreadable("memory", &error)),
+            Err(error) => return Err(unreadable("memory")(error)),
         };
         match (total, self.unknown_memory) {
             (0, Some(bytes)) => Ok((bytes, 0)),
@@ -379,9 +351,8 @@ fn uuid_of(device: &Device<'_>) -> Option<PhysicalId> {
     device.uuid().ok()?.parse().ok()
 }
 
-/// The problem of a GPU whose property cannot be read.
-fn unreadable(property: &str, error: &NvmlError) -> String {
-    format!("its {property} cannot be read: {error}")
+fn unreadable(property: &'static str) -> impl FnOnce(NvmlError) -> String {
+    move |error| format!("its {property} cannot be read: {error}")
 }
 
 fn failed(operation: &str, error: NvmlError) -> InventoryError {
@@ -420,13 +391,12 @@ fn links(nvml: &Nvml, bus: &Bus, gpus: &[Gpu]) -> Vec<GpuLinks> {
     link_groups(&ends)
 }
 
-/// The device at this PCI address, which is the far end of a link, if it is a switch or one of these GPUs.
 fn far_end(bus: &Bus, gpus: &[Gpu], address: &str) -> Option<FarEnd> {
     if let Some(other) = gpus.iter().find(|other| other.bus_id.as_deref() == Some(address)) {
         return Some(FarEnd::Gpu(other.minor));
     }
     // NVML's crate has no call for the type of the far end, so sysfs decides.
-    let is_switch = match bus.get(address) {
+    let is_switch = match bus.functions.get(address) {
         Some(function) => function.vendor == NVIDIA && function.class >> 16 == pci::BRIDGE,
         // In a virtual machine switches have no function of their own; processors have one of another vendor.
         None => true,

@@ -1,11 +1,9 @@
-//! The PCI functions of a machine according to sysfs: their class and their location.
-//!
-//! This module knows nothing of GPUs or adapters. A property that cannot be read is absent.
+//! The PCI functions of a machine according to sysfs: their class and their location. A property that cannot be read is absent.
 //!
 //! The path of a function in the tree of devices is its root complex, then a root port, then for each switch on the way its
-//! upstream port and one of its downstream ports. A switch is named by the address of its upstream port. A function's switch is
-//! the nearest one above it that is not part of a card, since an adapter with a switch of its own (`BlueField`) would never share
-//! one with a GPU. A switch is part of a card if all network, display and accelerator functions below it have its vendor.
+//! upstream port, by which the switch is named, and one of its downstream ports. A function's switch is the nearest one above it
+//! that is not part of a card, since an adapter with a switch of its own (`BlueField`) would never share one with a GPU. A switch
+//! is part of a card if all network, display and accelerator functions below it have its vendor.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -15,7 +13,6 @@ use std::path::{Path, PathBuf};
 /// Base classes of functions that do work for a pod: network, display, processing accelerators.
 const WORKING: [u32; 3] = [0x02, 0x03, 0x12];
 
-/// The base class of bridges.
 pub(super) const BRIDGE: u32 = 0x06;
 
 /// Base classes of functions that pods never get: bridges, and the components of processors and boards.
@@ -53,8 +50,7 @@ impl PciLocation {
         self.switch.as_deref().or(self.root.as_deref())
     }
 
-    /// Returns true if no part of the location is known.
-    pub fn is_unknown(&self) -> bool {
+    pub(crate) fn is_unknown(&self) -> bool {
         *self == Self::default()
     }
 }
@@ -64,14 +60,12 @@ pub fn location(sysfs: &Path, address: &str) -> PciLocation {
     Bus::read(sysfs).location(address)
 }
 
-/// All PCI functions of a machine, by address.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Bus {
-    functions: BTreeMap<String, PciFunction>,
+    pub(super) functions: BTreeMap<String, PciFunction>,
 }
 
 impl Bus {
-    /// Reads every PCI function of the machine from sysfs.
     pub(super) fn read(sysfs: &Path) -> Self {
         let mut functions = BTreeMap::new();
         for entry in fs::read_dir(folder(sysfs)).into_iter().flatten().flatten() {
@@ -81,16 +75,6 @@ impl Bus {
             }
         }
         Self { functions }
-    }
-
-    /// Every function with its address, in the order of addresses.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (&str, &PciFunction)> {
-        let functions = self.functions.iter();
-        functions.map(|(address, function)| (address.as_str(), function))
-    }
-
-    pub(super) fn get(&self, address: &str) -> Option<&PciFunction> {
-        self.functions.get(address)
     }
 
     /// The NUMA node, root complex and nearest switch of the function at this PCI address. Switches on cards do not count.
@@ -110,7 +94,7 @@ impl Bus {
 
     /// Returns true if the switch with this upstream port is part of a card, by the rule in the head of this file.
     fn is_on_card(&self, upstream_port: &str) -> bool {
-        let Some(vendor) = self.get(upstream_port).map(|port| port.vendor) else {
+        let Some(vendor) = self.functions.get(upstream_port).map(|port| port.vendor) else {
             return false;
         };
         // 0 is an unknown vendor: two unknown ones need not be the same.
@@ -149,7 +133,6 @@ pub(super) struct PciFunction {
 }
 
 impl PciFunction {
-    /// Reads the PCI function with the address `own` from sysfs.
     fn read(sysfs: &Path, own: &str) -> Self {
         let entry = folder(sysfs).join(own);
         let (class, vendor) = (hex_file(&entry.join("class")), hex_file(&entry.join("vendor")));
@@ -208,7 +191,6 @@ fn virtual_functions(entry: &Path) -> Vec<(u32, String)> {
     found
 }
 
-/// The number and PCI address of the virtual function that a link `virtfnN` of sysfs names; none for other links.
 fn virtual_function(link: &DirEntry) -> Option<(u32, String)> {
     let number = link.file_name().to_str()?.strip_prefix("virtfn")?.parse().ok()?;
     let target = fs::read_link(link.path()).ok()?;

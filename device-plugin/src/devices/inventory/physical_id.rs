@@ -10,17 +10,9 @@ use std::{fmt, str::FromStr, sync::Arc};
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PhysicalId(Arc<str>);
 
-/// The text does not identify a device.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is not the ID of a device: {problem}")]
-pub struct InvalidPhysicalId {
-    text: String,
-    problem: &'static str,
-}
-
 impl PhysicalId {
     /// Longest accepted text; NVIDIA's UUIDs are `GPU-` or `MIG-` and 36 characters.
-    pub const MAX_LEN: usize = 40;
+    pub(crate) const MAX_LEN: usize = 40;
 
     /// The text.
     pub fn as_str(&self) -> &str {
@@ -29,7 +21,7 @@ impl PhysicalId {
 }
 
 impl FromStr for PhysicalId {
-    type Err = InvalidPhysicalId;
+    type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let problem = if text.is_empty() {
@@ -41,10 +33,7 @@ impl FromStr for PhysicalId {
         } else {
             return Ok(Self(text.into()));
         };
-        Err(InvalidPhysicalId {
-            text: text.to_owned(),
-            problem,
-        })
+        Err(format!("{text:?} is not the ID of a device: {problem}"))
     }
 }
 
@@ -73,10 +62,7 @@ mod tests {
     fn invalid_ids_are_refused(#[case] text: &str, #[case] problem: &'static str) {
         assert_eq!(
             text.parse::<PhysicalId>(),
-            Err(InvalidPhysicalId {
-                text: text.to_owned(),
-                problem
-            })
+            Err(format!("{text:?} is not the ID of a device: {problem}"))
         );
     }
 

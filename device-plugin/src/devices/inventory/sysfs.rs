@@ -1,13 +1,8 @@
 //! RDMA adapters and FPGAs of this machine, found by links and small files in sysfs. Nothing here drives hardware.
 //!
-//! RDMA adapters are the PCI functions, other than virtual ones, that have a device in `/sys/class/infiniband`. An adapter works
-//! if one of its ports is active. Its minor number is its position in the order of PCI addresses. A container needs `rdma_cm`,
-//! which makes connections, and for each function that it gets the files of the function's `uverbs` device, and `umad` and
-//! `issm` where the kernel has created them.
-//!
-//! FPGAs are the PCI functions, other than virtual ones, that the kernel's own FPGA drivers manage, and processing accelerators
-//! (class 12) of vendors that make FPGAs: the class alone would include other accelerators. A container needs the device files of
-//! everything that drivers have created below the function.
+//! RDMA adapters are the PCI functions that have a device in `/sys/class/infiniband`; one works if one of its ports is active.
+//! FPGAs are the PCI functions that the kernel's own FPGA drivers manage, and processing accelerators (class 12) of vendors that
+//! make FPGAs: the class alone would include other accelerators. Virtual functions belong to their device.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
@@ -18,18 +13,16 @@ use std::time::Duration;
 use proto::device::{VirtualFunction, VirtualFunctionGroup};
 use proto::quantity::Quantity;
 use proto::resource::WHOLE_PERCENT;
-use tracing::info;
 
 use crate::devices::extended_resource::ExtendedResource;
 
 use super::feed::{Reporter, Stopped, Watcher};
 use super::pci::{self, Bus};
-use super::{NodeInventory, ObservationKind, OtherDevice, PhysicalId, percent_resource};
+use super::{NodeInventory, ObservationKind, OtherDevice, percent_resource};
 
 /// The device file with which all RDMA adapters make connections.
 const RDMA_CONNECTIONS: &str = "infiniband/rdma_cm";
 
-/// The base class of processing accelerators.
 const ACCELERATOR: u32 = 0x12;
 
 /// PCI vendors whose processing accelerators are FPGAs: Xilinx and Altera.
@@ -38,173 +31,160 @@ const FPGA_VENDORS: [u32; 2] = [0x10ee, 0x1172];
 /// Levels below an FPGA's function that are searched for device files.
 const FPGA_DEPTH: usize = 4;
 
-/// The RDMA adapters and FPGAs below one mount point of sysfs.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct SysfsSource {
-    pub(super) root: PathBuf,
-    /// The interval at which a watch reads sysfs.
-    pub(super) interval: Duration,
-}
-
 /// A device, and the reason that it cannot be used now; none if it can.
 type Found = (OtherDevice, Option<String>);
 
-impl SysfsSource {
-    /// The present devices, sorted by type and minor number.
-    pub(super) fn list(&self) -> Vec<OtherDevice> {
-        self.read().into_iter().map(|(device, _)| device).collect()
-    }
+/// The present devices below this mount point of sysfs, sorted by type and minor number.
+pub(super) fn list(root: &Path) -> Vec<OtherDevice> {
+    read(root).into_iter().map(|(device, _)| device).collect()
+}
 
-    fn read(&self) -> Vec<Found> {
-        let bus = Bus::read(&self.root);
-        let mut found = self.fpgas(&bus);
-        found.extend(self.adapters(&bus));
-        found
-    }
+fn read(root: &Path) -> Vec<Found> {
+    let bus = Bus::read(root);
+    let mut found = fpgas(root, &bus);
+    found.extend(adapters(root, &bus));
+    found
+}
 
-    /// The FPGAs: PCI functions of the known vendors' accelerators, and those that the kernel manages as FPGAs.
-    fn fpgas(&self, bus: &Bus) -> Vec<Found> {
-        let mut managed = BTreeSet::new();
-        for class in ["class/fpga_region", "class/fpga_manager"] {
-            for link in entries(&self.root.join(class)) {
-                managed.extend(function_of(&link));
-            }
+fn fpgas(root: &Path, bus: &Bus) -> Vec<Found> {
+    let mut managed = BTreeSet::new();
+    for class in ["class/fpga_region", "class/fpga_manager"] {
+        for link in entries(&root.join(class)) {
+            managed.extend(function_of(&link));
         }
-        let mut found = Vec::new();
-        let mut minors = 0..;
-        for (address, function) in bus.iter() {
-            let is_by_vendor = function.class >> 16 == ACCELERATOR && FPGA_VENDORS.contains(&function.vendor);
-            if function.is_virtual || !(is_by_vendor || managed.contains(address)) {
-                continue;
-            }
-            let minor = minors.next().unwrap_or_default();
-            if let Some(device) = self.device(ExtendedResource::Fpga, bus, address, minor) {
-                // sysfs shows nothing of an FPGA's health.
-                found.push((device, None));
-            }
-        }
-        found
     }
-
-    /// The RDMA network adapters, each with the problem of its ports, if no port is active.
-    fn adapters(&self, bus: &Bus) -> Vec<Found> {
-        let mut by_address = BTreeMap::<String, Vec<PathBuf>>::new();
-        for path in entries(&self.root.join("class/infiniband")) {
-            // A device that is no PCI function, such as software RDMA over an ordinary network adapter, cannot be given to a pod.
-            let Ok(target) = fs::canonicalize(path.join("device")) else {
-                continue;
-            };
-            let name = target.file_name().and_then(|name| name.to_str());
-            let Some(address) = name.and_then(pci::address) else {
-                continue;
-            };
-            if bus.get(&address).is_some_and(|function| !function.is_virtual) {
-                by_address.entry(address).or_default().push(path);
-            }
+    let mut found = Vec::new();
+    let mut minors = 0..;
+    for (address, function) in &bus.functions {
+        let is_by_vendor = function.class >> 16 == ACCELERATOR && FPGA_VENDORS.contains(&function.vendor);
+        if function.is_virtual || !(is_by_vendor || managed.contains(address)) {
+            continue;
         }
-        let mut found = Vec::new();
-        for (minor, (address, paths)) in (0..).zip(&by_address) {
-            if let Some(device) = self.device(ExtendedResource::Rdma, bus, address, minor) {
-                found.push((device, port_problem(paths)));
-            }
+        let minor = minors.next().unwrap_or_default();
+        if let Some(device) = device(root, ExtendedResource::Fpga, bus, address, minor) {
+            // sysfs shows nothing of an FPGA's health.
+            found.push((device, None));
         }
-        found
     }
+    found
+}
 
-    /// The device files below `/dev` that a container needs to use one PCI function of an adapter or FPGA.
-    fn device_nodes(&self, resource: ExtendedResource, address: &str) -> Vec<PathBuf> {
-        let function = pci::folder(&self.root).join(address);
-        let mut names = BTreeSet::new();
-        if resource == ExtendedResource::Rdma {
-            for class in ["infiniband_verbs", "infiniband_mad"] {
-                for path in entries(&function.join(class)) {
-                    let name = path.file_name().unwrap_or_default().to_string_lossy();
-                    names.insert(format!("infiniband/{name}"));
-                }
-            }
-            // A function without device files of its own has no driver in this machine, so `rdma_cm` is of no use.
-            if !names.is_empty() {
-                names.insert(RDMA_CONNECTIONS.to_owned());
-            }
-        } else if let Ok(function) = fs::canonicalize(function) {
-            collect_device_names(&function, FPGA_DEPTH, &mut names);
-        }
-        let dev = Path::new("/dev");
-        names.iter().map(|name| dev.join(name)).collect()
-    }
-
-    /// The adapter or FPGA that is the PCI function at this address; it offers 100 (percent) of the resource.
-    fn device(
-        &self,
-        resource: ExtendedResource,
-        bus: &Bus,
-        address: &str,
-        minor: u32,
-    ) -> Option<OtherDevice> {
-        let id: PhysicalId = match address.parse() {
-            Ok(id) => id,
-            Err(error) => {
-                info!(address, %error, "ignoring a PCI function");
-                return None;
-            }
+/// The RDMA network adapters, each with the problem of its ports, if no port is active.
+fn adapters(root: &Path, bus: &Bus) -> Vec<Found> {
+    let mut by_address = BTreeMap::<String, Vec<PathBuf>>::new();
+    for path in entries(&root.join("class/infiniband")) {
+        // A device that is no PCI function, such as software RDMA over an ordinary network adapter, cannot be given to a pod.
+        let Ok(target) = fs::canonicalize(path.join("device")) else {
+            continue;
         };
-        let mut vfs = Vec::new();
-        let mut function_nodes = BTreeMap::new();
-        for (number, bus_id) in &bus.get(address)?.virtual_functions {
-            vfs.push(VirtualFunction {
-                minor: i32::try_from(*number).unwrap_or(-1),
-                bus_id: bus_id.clone(),
-            });
-            let nodes = self.device_nodes(resource, bus_id);
-            // A function that a virtual machine or the network plugin has taken has no device files on this machine.
-            if !nodes.is_empty() {
-                function_nodes.insert(bus_id.clone(), nodes);
+        let name = target.file_name().and_then(|name| name.to_str());
+        let Some(address) = name.and_then(pci::address) else {
+            continue;
+        };
+        if bus
+            .functions
+            .get(&address)
+            .is_some_and(|function| !function.is_virtual)
+        {
+            by_address.entry(address).or_default().push(path);
+        }
+    }
+    let mut found = Vec::new();
+    for (minor, (address, paths)) in (0..).zip(&by_address) {
+        if let Some(device) = device(root, ExtendedResource::Rdma, bus, address, minor) {
+            found.push((device, port_problem(paths)));
+        }
+    }
+    found
+}
+
+/// The device files below `/dev` that a container needs to use one PCI function of an adapter or FPGA.
+fn device_nodes(root: &Path, resource: ExtendedResource, address: &str) -> Vec<PathBuf> {
+    let function = pci::folder(root).join(address);
+    let mut names = BTreeSet::new();
+    if resource == ExtendedResource::Rdma {
+        for class in ["infiniband_verbs", "infiniband_mad"] {
+            for path in entries(&function.join(class)) {
+                let name = path.file_name().unwrap_or_default().to_string_lossy();
+                names.insert(format!("infiniband/{name}"));
             }
         }
-        let mut vf_groups = Vec::new();
-        if !vfs.is_empty() {
-            let labels = BTreeMap::new();
-            vf_groups.push(VirtualFunctionGroup { labels, vfs });
+        // A function without device files of its own has no driver in this machine, so `rdma_cm` is of no use.
+        if !names.is_empty() {
+            names.insert(RDMA_CONNECTIONS.to_owned());
         }
-        let name = percent_resource(resource.device_type())?;
-        Some(OtherDevice {
-            device_type: resource.device_type().to_owned(),
-            id,
-            minor,
-            resources: [(name.to_owned(), Quantity::from_unsigned(WHOLE_PERCENT))].into(),
-            labels: BTreeMap::new(),
-            bus_id: Some(address.to_owned()),
-            location: bus.location(address),
-            vf_groups,
-            device_nodes: self.device_nodes(resource, address),
-            function_nodes,
-        })
+    } else if let Ok(function) = fs::canonicalize(function) {
+        collect_device_names(&function, FPGA_DEPTH, &mut names);
     }
+    let dev = Path::new("/dev");
+    names.iter().map(|name| dev.join(name)).collect()
+}
 
-    /// A watch of the RDMA adapters and FPGAs of this inventory, before its first round.
-    pub(super) fn watcher(&self, inventory: &NodeInventory) -> Watcher {
-        let (source, known) = (self.clone(), inventory.clone());
-        Box::new(move |reporter| source.report(&known, reporter))
+/// The adapter or FPGA that is the PCI function at this address; it offers 100 (percent) of the resource.
+fn device(
+    root: &Path,
+    resource: ExtendedResource,
+    bus: &Bus,
+    address: &str,
+    minor: u32,
+) -> Option<OtherDevice> {
+    let mut vfs = Vec::new();
+    let mut function_nodes = BTreeMap::new();
+    for (number, bus_id) in &bus.functions.get(address)?.virtual_functions {
+        vfs.push(VirtualFunction {
+            minor: i32::try_from(*number).unwrap_or(-1),
+            bus_id: bus_id.clone(),
+        });
+        let nodes = device_nodes(root, resource, bus_id);
+        // A function that a virtual machine or the network plugin has taken has no device files on this machine.
+        if !nodes.is_empty() {
+            function_nodes.insert(bus_id.clone(), nodes);
+        }
     }
+    let mut vf_groups = Vec::new();
+    if !vfs.is_empty() {
+        let labels = BTreeMap::new();
+        vf_groups.push(VirtualFunctionGroup { labels, vfs });
+    }
+    let name = percent_resource(resource.device_type())?;
+    Some(OtherDevice {
+        device_type: resource.device_type().to_owned(),
+        id: address.parse().ok()?,
+        minor,
+        resources: [(name.to_owned(), Quantity::from_unsigned(WHOLE_PERCENT))].into(),
+        labels: BTreeMap::new(),
+        bus_id: Some(address.to_owned()),
+        location: bus.location(address),
+        vf_groups,
+        device_nodes: device_nodes(root, resource, address),
+        function_nodes,
+    })
+}
 
-    /// One round of the watch: reads sysfs, and reports new or changed devices and the state of each known device.
-    fn report(&self, known: &NodeInventory, reporter: &Reporter) -> Result<(), Stopped> {
-        let found = self.read();
-        if found.iter().any(|(device, _)| !known.others.contains(device)) {
-            reporter.announce_change()?;
-        }
-        for device in &known.others {
-            let kind = match found.iter().find(|(other, _)| other.id == device.id) {
-                None => ObservationKind::Lost,
-                Some((_, None)) => ObservationKind::Answered,
-                Some((_, Some(problem))) => ObservationKind::PortDown(problem.clone()),
-            };
-            // Every round reports every device: a recovery needs several answers in a row.
-            reporter.add(Some(&device.id), kind);
-        }
-        reporter.send_added()?;
-        reporter.pause(self.interval)
+pub(super) fn watcher(root: PathBuf, interval: Duration, inventory: &NodeInventory) -> Watcher {
+    let known = inventory.others.clone();
+    Box::new(move |reporter| {
+        report(&root, &known, reporter)?;
+        reporter.pause(interval)
+    })
+}
+
+/// One round of the watch: reads sysfs, and reports new or changed devices and the state of each known device.
+fn report(root: &Path, known: &[OtherDevice], reporter: &Reporter) -> Result<(), Stopped> {
+    let found = read(root);
+    if found.iter().any(|(device, _)| !known.contains(device)) {
+        reporter.announce_change()?;
     }
+    for device in known {
+        let kind = match found.iter().find(|(other, _)| other.id == device.id) {
+            None => ObservationKind::Lost,
+            Some((_, None)) => ObservationKind::Answered,
+            Some((_, Some(problem))) => ObservationKind::PortDown(problem.clone()),
+        };
+        // Every round reports every device: a recovery needs several answers in a row.
+        reporter.add(Some(&device.id), kind);
+    }
+    reporter.send_added()
 }
 
 /// The PCI address of the function to whose folder in sysfs, or to a folder below it, a link leads.

@@ -17,10 +17,7 @@ use super::NodePod;
 const REQUEST_LIMIT: Duration = Duration::from_secs(4);
 
 /// Writes annotations of a pod. Succeeds also if the pod has been deleted, or another pod has its name by now.
-///
-/// # Errors
-/// The annotations were not written, or the outcome is unknown.
-pub async fn annotate(
+pub(crate) async fn annotate(
     client: &Client,
     pod: &NodePod,
     annotations: &BTreeMap<String, String>,

@@ -5,7 +5,6 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use proto::annotation::AnnotationError;
 use proto::device::{TYPE_FPGA, TYPE_GPU, TYPE_RDMA};
 use proto::memory_unit::MemoryUnit;
 use proto::quantity::Quantity;
@@ -17,21 +16,20 @@ use proto::resource::{FPGA, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, RDMA};
 
 use crate::devices::extended_resource::ExtendedResource;
 use crate::devices::fleet::{DeviceKey, DeviceName, type_name};
-use crate::devices::inventory::{Gpu, InvalidPhysicalId, PhysicalId};
+use crate::devices::inventory::{Gpu, PhysicalId};
 
 /// The part of one device other than a GPU that a pod holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Portion {
+pub(crate) struct Portion {
     /// Percent of the device; 0 if the record names no percentage.
-    pub percent: u64,
+    pub(crate) percent: u64,
     /// PCI addresses of the virtual functions that the pod was given; none if it was given the device itself.
-    pub virtual_functions: Vec<PhysicalId>,
+    pub(crate) virtual_functions: Vec<PhysicalId>,
 }
 
 /// The devices of one type other than GPUs that a pod was given, in the record's order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Others {
-    /// The names of the devices.
+pub(crate) struct Others {
     pub names: Vec<DeviceName>,
     /// The part that the pod holds of each device, in the order of `names`.
     pub held: Vec<Portion>,
@@ -39,18 +37,16 @@ pub struct Others {
 
 /// The amounts that a pod holds of one GPU, as far as its record names them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RecordedAmounts {
-    /// Memory in bytes.
-    pub bytes: Option<u64>,
-    /// Memory in percent of the GPU.
-    pub ratio: Option<u64>,
+pub(crate) struct RecordedAmounts {
+    pub(crate) bytes: Option<u64>,
+    pub(crate) ratio: Option<u64>,
     /// Percent of computing power; 0 if the pod requested none.
-    pub core: u64,
+    pub(crate) core: u64,
 }
 
 impl RecordedAmounts {
     /// The memory in bytes of a GPU that has `total` bytes; none if the record names no amount of memory.
-    pub fn bytes_of(&self, total: u64) -> Option<u64> {
+    pub(crate) fn bytes_of(&self, total: u64) -> Option<u64> {
         if self.bytes.is_some() {
             return self.bytes;
         }
@@ -64,17 +60,17 @@ impl RecordedAmounts {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Placement {
     /// The pod's GPUs, in the record's order; at least one if it asks for any.
-    pub gpus: Vec<DeviceName>,
+    pub(crate) gpus: Vec<DeviceName>,
     /// The amounts that the pod holds of each GPU, in the order of `gpus`.
-    pub held: Vec<RecordedAmounts>,
+    pub(crate) held: Vec<RecordedAmounts>,
     /// The pod's devices of other types that the plugin serves, by type; a type without devices has no entry.
-    pub others: BTreeMap<&'static str, Others>,
+    pub(crate) others: BTreeMap<&'static str, Others>,
     /// The record in Koordinator's form; empty if the old gpushare extender placed the pod.
-    pub allocations: DeviceAllocations,
+    pub(crate) allocations: DeviceAllocations,
     /// The time at which the scheduler assumed the pod, unix nanoseconds.
-    pub assumed_at: u64,
+    pub(crate) assumed_at: u64,
     /// The annotations of the old gpushare extender, if the pod has them.
-    pub gpushare: Option<GpushareRecord>,
+    pub(crate) gpushare: Option<GpushareRecord>,
 }
 
 impl fmt::Display for Placement {
@@ -92,32 +88,15 @@ impl fmt::Display for Placement {
 
 /// The reason that a pod has no usable record, for events of the pod.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Unplaced {
-    /// A necessary annotation is missing.
+pub(crate) enum Unplaced {
     #[error("annotation {key} is missing: the pod was not placed by gpushare-scheduler")]
-    Missing {
-        /// The annotation.
-        key: &'static str,
-    },
-    /// An annotation does not parse.
-    #[error("{0}")]
-    Unreadable(AnnotationError),
+    Missing { key: &'static str },
     /// The record parses and names no device of a type that the pod requests.
     #[error("annotation {DEVICE_ALLOCATED} names no {}", type_name(.0))]
     NoDevice(&'static str),
-    /// The record has an ID or a minor number that cannot be that of a device.
-    #[error("annotation {DEVICE_ALLOCATED}: {0}")]
-    BadDevice(String),
-    /// The annotations of Koordinator's and gpushare's dialect name different GPUs.
-    #[error(
-        "annotation {MEM_IDX} is {idx}, which is not the GPU that annotation {DEVICE_ALLOCATED} names (minor {minor})"
-    )]
-    Contradiction {
-        /// The minor number in gpushare's annotation.
-        idx: u32,
-        /// The minor number in Koordinator's annotation.
-        minor: i32,
-    },
+    /// The record does not parse, names what cannot be a device, or contradicts itself.
+    #[error("{0}")]
+    Unusable(String),
 }
 
 impl Placement {
@@ -132,7 +111,7 @@ impl Placement {
         } else {
             (DEVICE_ALLOCATED, BIND_TIMESTAMP)
         };
-        let record = Record::read(annotations).map_err(Unplaced::Unreadable)?;
+        let record = Record::read(annotations).map_err(|error| Unplaced::Unusable(error.to_string()))?;
         let record = record.ok_or(Unplaced::Missing { key: record_key })?;
         let assumed_at = record.assumed_at;
         let placement = Self::of_record(record, assumed_at.unwrap_or_default())?;
@@ -147,10 +126,7 @@ impl Placement {
     }
 
     /// Reads a record of a pod that the scheduler assumed at this time, in unix nanoseconds.
-    ///
-    /// # Errors
-    /// The record names no device, or something that cannot be a device.
-    pub fn of_record(record: Record, assumed_at: u64) -> Result<Self, Unplaced> {
+    pub(crate) fn of_record(record: Record, assumed_at: u64) -> Result<Self, Unplaced> {
         let (gpus, held): (Vec<_>, Vec<_>) = named_gpus(&record)?.into_iter().unzip();
         let mut others = BTreeMap::new();
         for (device_type, resource) in [(TYPE_RDMA, RDMA), (TYPE_FPGA, FPGA)] {
@@ -172,13 +148,11 @@ impl Placement {
         })
     }
 
-    /// True if the record names the GPU.
-    pub fn has_gpu(&self, gpu: &Gpu) -> bool {
+    pub(crate) fn has_gpu(&self, gpu: &Gpu) -> bool {
         self.gpus.iter().any(|name| name.names(gpu))
     }
 
-    /// The names of the pod's devices of a resource's device type.
-    pub fn names(&self, resource: ExtendedResource) -> &[DeviceName] {
+    pub(crate) fn names(&self, resource: ExtendedResource) -> &[DeviceName] {
         match resource.device_type() {
             TYPE_GPU => &self.gpus,
             other => self.others.get(other).map_or(&[], |others| &others.names),
@@ -210,7 +184,7 @@ impl Placement {
     }
 
     /// The record in Koordinator's form, also of a pod that has only the annotations of the old gpushare extender.
-    pub fn to_allocations(&self, memory_unit: MemoryUnit) -> DeviceAllocations {
+    pub(crate) fn to_allocations(&self, memory_unit: MemoryUnit) -> DeviceAllocations {
         let (Some(DeviceName::Minor(minor)), Some(gpushare), true) =
             (self.gpus.first(), self.gpushare, self.allocations.is_empty())
         else {
@@ -245,8 +219,7 @@ impl Placement {
         lacks_gpushare || (self.allocations.is_empty() && !before.allocations.is_empty())
     }
 
-    /// The record as it is written into annotations.
-    pub fn to_record(&self) -> Record {
+    pub(crate) fn to_record(&self) -> Record {
         Record {
             allocations: self.allocations.clone(),
             assumed_at: Some(self.assumed_at),
@@ -255,19 +228,18 @@ impl Placement {
     }
 
     /// True if the annotation of the old gpushare extender marks the pod assigned: a plugin has given it its devices.
-    pub fn is_assigned(&self) -> bool {
+    pub(crate) fn is_assigned(&self) -> bool {
         self.gpushare.is_some_and(|gpushare| gpushare.assigned)
     }
 
     /// The virtual functions of devices of a resource's device type that the pod was given.
-    pub fn virtual_functions(&self, resource: ExtendedResource) -> impl Iterator<Item = &PhysicalId> {
+    pub(crate) fn virtual_functions(&self, resource: ExtendedResource) -> impl Iterator<Item = &PhysicalId> {
         let others = self.others.get(resource.device_type());
         let held = others.map_or(&[][..], |others| &others.held);
         held.iter().flat_map(|portion| &portion.virtual_functions)
     }
 
-    /// True if both records name the same devices, and the same virtual functions of them.
-    pub fn is_on_devices_of(&self, other: &Self) -> bool {
+    pub(crate) fn is_on_devices_of(&self, other: &Self) -> bool {
         for resource in [ExtendedResource::Rdma, ExtendedResource::Fpga] {
             let own_functions = self.virtual_functions(resource);
             let are_equal = own_functions.eq(other.virtual_functions(resource));
@@ -279,19 +251,23 @@ impl Placement {
     }
 
     /// The part that the pod holds of a device other than a GPU; none if the record does not name the device.
-    pub fn portion(&self, resource: ExtendedResource, device: &DeviceKey) -> Option<&Portion> {
+    pub(crate) fn portion(&self, resource: ExtendedResource, device: &DeviceKey) -> Option<&Portion> {
         let others = self.others.get(resource.device_type())?;
         let at = others.names.iter().position(|name| name.is(device))?;
         others.held.get(at)
     }
 
-    /// True if the record names this device of a resource.
-    pub fn has_device(&self, resource: ExtendedResource, device: &DeviceKey) -> bool {
+    pub(crate) fn has_device(&self, resource: ExtendedResource, device: &DeviceKey) -> bool {
         self.names(resource).iter().any(|name| name.is(device))
     }
 
     /// True if the record gives the pod this device, or this virtual function of it.
-    pub fn gives(&self, resource: ExtendedResource, device: &DeviceKey, function: Option<&str>) -> bool {
+    pub(crate) fn gives(
+        &self,
+        resource: ExtendedResource,
+        device: &DeviceKey,
+        function: Option<&str>,
+    ) -> bool {
         if !self.has_device(resource, device) {
             return false;
         }
@@ -304,8 +280,7 @@ impl Placement {
         }
     }
 
-    /// True if the record names all these devices of a resource.
-    pub fn includes(&self, resource: ExtendedResource, devices: &[DeviceKey]) -> bool {
+    pub(crate) fn includes(&self, resource: ExtendedResource, devices: &[DeviceKey]) -> bool {
         devices.iter().all(|device| self.has_device(resource, device))
     }
 }
@@ -324,10 +299,11 @@ impl Others {
             for function in device.functions() {
                 // Without its address the virtual function cannot be given to the container, and the whole device must not be.
                 if function.bus_id.is_empty() {
-                    return Err(Unplaced::BadDevice(format!(
+                    let problem = format!(
                         "{device_type} minor {} has a function without busID",
                         device.minor
-                    )));
+                    );
+                    return Err(bad_device(&problem));
                 }
                 functions.push(parse_id(&function.bus_id)?);
             }
@@ -346,9 +322,12 @@ fn amount(device: &DeviceAllocation, resource: &str) -> Option<u64> {
     device.resources.get(resource)?.unsigned()
 }
 
+fn bad_device(problem: &str) -> Unplaced {
+    Unplaced::Unusable(format!("annotation {DEVICE_ALLOCATED}: {problem}"))
+}
+
 fn parse_id(id: &str) -> Result<PhysicalId, Unplaced> {
-    id.parse()
-        .map_err(|error: InvalidPhysicalId| Unplaced::BadDevice(error.to_string()))
+    id.parse().map_err(|error: String| bad_device(&error))
 }
 
 /// The name by which a record means a device: the ID, or the minor number if the record has no ID of it.
@@ -358,11 +337,10 @@ fn device_name(device_type: &str, device: &DeviceAllocation) -> Result<DeviceNam
     }
     match u32::try_from(device.minor) {
         Ok(minor) => Ok(DeviceName::Minor(minor)),
-        Err(_) => Err(Unplaced::BadDevice(format!(
-            "minor {} is no {}",
-            device.minor,
-            type_name(device_type)
-        ))),
+        Err(_) => {
+            let problem = format!("minor {} is no {}", device.minor, type_name(device_type));
+            Err(bad_device(&problem))
+        }
     }
 }
 
@@ -382,10 +360,10 @@ fn named_gpus(record: &Record) -> Result<Vec<(DeviceName, RecordedAmounts)>, Unp
     if let (Some(gpushare), [only]) = (record.gpushare, allocations)
         && i64::from(gpushare.idx) != i64::from(only.minor)
     {
-        return Err(Unplaced::Contradiction {
-            idx: gpushare.idx,
-            minor: only.minor,
-        });
+        let (idx, minor) = (gpushare.idx, only.minor);
+        return Err(Unplaced::Unusable(format!(
+            "annotation {MEM_IDX} is {idx}, which is not the GPU that annotation {DEVICE_ALLOCATED} names (minor {minor})"
+        )));
     }
     let mut gpus = Vec::<(DeviceName, RecordedAmounts)>::with_capacity(allocations.len());
     for allocation in allocations {

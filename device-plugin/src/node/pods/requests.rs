@@ -9,7 +9,7 @@ use proto::resource::{GPU, GPU_CORE, GPU_COUNT, GPU_MEMORY, GPU_MEMORY_RATIO};
 pub const IN_NODE_STATUS: [&str; 5] = [GPU_COUNT, GPU, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO];
 
 /// The amount of a whole device in the resources that count percent.
-pub const WHOLE_DEVICE_PERCENT: u64 = 100;
+pub(crate) const WHOLE_DEVICE_PERCENT: u64 = 100;
 
 /// Amounts of the resources in [`IN_NODE_STATUS`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -20,7 +20,7 @@ pub struct Requests {
 impl Requests {
     /// The requests of a pod as kube-scheduler counts them: of containers that run together the sum, where an init container runs
     /// beside the sidecars before it; of containers that run one after the other the largest.
-    pub fn from_spec(spec: &PodSpec) -> Self {
+    pub(crate) fn from_spec(spec: &PodSpec) -> Self {
         let (mut sidecars, mut init_peak) = (Self::default(), Self::default());
         for container in &spec.init_containers {
             let own = Self::of_container(container);
@@ -35,7 +35,6 @@ impl Requests {
         running.combine(init_peak, u64::max)
     }
 
-    /// The amounts of the resources in [`IN_NODE_STATUS`] that one container requests.
     fn of_container(container: &Container) -> Self {
         let resources = &container.resources;
         Self {
@@ -48,32 +47,28 @@ impl Requests {
         }
     }
 
-    /// The amounts that the function `amount` returns for the names in [`IN_NODE_STATUS`].
-    pub fn from_fn(amount: impl Fn(&str) -> u64) -> Self {
+    pub(crate) fn from_fn(amount: impl Fn(&str) -> u64) -> Self {
         Self {
             amounts: IN_NODE_STATUS.map(amount),
         }
     }
 
-    /// True if all amounts are zero.
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
-    /// Of each resource, the larger one of the two amounts.
     #[must_use]
-    pub fn max(self, other: Self) -> Self {
+    pub(crate) fn max(self, other: Self) -> Self {
         self.combine(other, u64::max)
     }
 
-    /// Of each resource, the sum of the two amounts.
     #[must_use]
-    pub fn plus(self, other: Self) -> Self {
+    pub(crate) fn plus(self, other: Self) -> Self {
         self.combine(other, u64::saturating_add)
     }
 
     /// The amount of a resource of [`IN_NODE_STATUS`]; none if it is zero.
-    pub fn get(&self, wanted: &str) -> Option<u64> {
+    pub(crate) fn get(&self, wanted: &str) -> Option<u64> {
         let mut found = 0;
         // Without an early end: LLVM before 23 writes the exits of an unrolled loop in the order of its own addresses, and two
         // builds would differ (llvm/llvm-project#188821).
@@ -85,12 +80,11 @@ impl Requests {
         (found > 0).then_some(found)
     }
 
-    /// Each resource of [`IN_NODE_STATUS`] with its amount.
+    /// Each resource of the node status with its amount, zeros included.
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
         IN_NODE_STATUS.into_iter().zip(self.amounts)
     }
 
-    /// Combines each amount with the same amount of `other`, such as by a sum or a maximum.
     fn combine(mut self, other: Self, combine: impl Fn(u64, u64) -> u64) -> Self {
         for (own, other) in self.amounts.iter_mut().zip(other.amounts) {
             *own = combine(*own, other);

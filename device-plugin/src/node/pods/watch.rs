@@ -18,8 +18,7 @@ use super::{Claimant, NodePod, NodePods, PodStage, PodUid};
 /// Longest pause of the watch after failures: kubelet may wait for a pod that the watch does not show yet.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
-/// Keeps `pods` in step with the API server until the task is dropped.
-pub async fn watch_pods(
+pub(crate) async fn watch_pods(
     connection: Connection,
     node: String,
     names: ResourceNames,

@@ -1,14 +1,23 @@
 //! Events and evictions as devices and pods change.
 
+use std::path::Path;
+
 use serde_json::json;
 
 use crate::node::pods::PodStage;
 use crate::tests::api_server::ApiServer;
-use crate::tests::builders::{fleet, pod, pods, units};
+use crate::tests::builders::{fleet, pod, pods, settings, units};
 
 use super::*;
 
 const FIRST: &str = "GPU-00000000-aaaa-bbbb-cccc-000000000000";
+
+fn evicting() -> HealthTracker {
+    HealthTracker {
+        evicts: true,
+        ..HealthTracker::default()
+    }
+}
 
 fn with(healthy: &[(bool, &str)]) -> NodeFleet {
     let mut fleet = fleet(u32::try_from(healthy.len()).unwrap());
@@ -32,7 +41,7 @@ fn shown(actions: &[HealthAction]) -> Vec<String> {
 
 #[test]
 fn each_change_makes_one_event_also_on_pods_that_come_later() {
-    let mut tracker = HealthTracker::new(false);
+    let mut tracker = HealthTracker::default();
     let now = Instant::now();
     let a = || pod("a", 1, [units(2)]);
     let others = || pod("b", 1, [units(2)]).on([1]);
@@ -75,7 +84,7 @@ fn each_change_makes_one_event_also_on_pods_that_come_later() {
 
 #[test]
 fn a_lost_and_a_recovered_device_make_one_event_each() {
-    let mut tracker = HealthTracker::new(false);
+    let mut tracker = HealthTracker::default();
     let (now, here) = (
         Instant::now(),
         pods([pod("a", 1, [units(2)]), pod("ended", 1, [units(2)])]),
@@ -106,7 +115,7 @@ fn a_lost_and_a_recovered_device_make_one_event_each() {
 /// A GPU that was taken out before this process started is in no list of devices, only in records of pods.
 #[test]
 fn pods_of_gpus_that_an_earlier_process_had_get_one_event() {
-    let mut tracker = HealthTracker::new(true);
+    let mut tracker = evicting();
     let now = Instant::now();
     let here = pods([pod("a", 1, [units(2)]).on([3]), pod("b", 1, [units(2)]).on([0])]);
     let one = || with(&[(true, "fine")]);
@@ -134,7 +143,7 @@ fn pods_are_evicted_if_enabled_after_a_delay_and_again_after_a_refusal() {
     };
     let now = Instant::now();
     let here = pods([pod("a", 1, [units(2)])]);
-    let mut never = HealthTracker::new(false);
+    let mut never = HealthTracker::default();
     never.update(&sick(), &here, now);
     assert_eq!(
         (
@@ -143,7 +152,7 @@ fn pods_are_evicted_if_enabled_after_a_delay_and_again_after_a_refusal() {
         ),
         (0, None)
     );
-    let mut tracker = HealthTracker::new(true);
+    let mut tracker = evicting();
     assert_eq!(evictions(tracker.update(&sick(), &here, now)), 0);
     assert_eq!(tracker.next_eviction(now), Some(now + EVICTION_GRACE));
     assert_eq!(evictions(tracker.update(&sick(), &here, now + EVICTION_GRACE)), 1);
@@ -176,16 +185,8 @@ async fn pods_of_an_unhealthy_device_are_evicted_as_the_api_server_allows() {
     ]));
     let (recorder, _writer) = daemon::events::recorder(&client.clone().into(), "test", Some("n1".to_owned()));
     let began = Instant::now();
-    let task = tokio::spawn(
-        HealthReaction {
-            fleet,
-            pods,
-            recorder,
-            client,
-            evicts: true,
-        }
-        .run(),
-    );
+    let node = NodeState::new(settings(), fleet, pods, Path::new("/nonexistent"));
+    let task = tokio::spawn(react_to_health(Arc::new(node), client, recorder, true));
     for (answer, after) in [(429, EVICTION_GRACE), (201, EVICTION_GRACE + EVICTION_RETRY)] {
         let (line, said, response) = server.next().await;
         assert_eq!(line, "POST /api/v1/namespaces/default/pods/a/eviction");

@@ -22,7 +22,6 @@ const CRUN_SUBGROUP: &str = "container";
 /// Levels of cgroups below kubelet's, down to a container's: that of the quality of service, the pod's, and the container's.
 const MAX_DEPTH: usize = 3;
 
-/// The container IDs in the text of a process's cgroup file.
 pub(super) fn container_ids(cgroups: &str) -> impl Iterator<Item = &str> {
     cgroups.split(['/', '\n', ':']).filter_map(container_id)
 }
@@ -37,9 +36,9 @@ fn container_id(name: &str) -> Option<&str> {
 /// The directories of the cgroups of the containers with these IDs, by ID. `root` is the mount point of cgroup v2.
 pub(super) fn find_cgroups(root: &Path, containers: &BTreeSet<&str>) -> BTreeMap<String, PathBuf> {
     let mut found = BTreeMap::new();
-    for directory in subdirectories(root) {
-        if directory.name.starts_with(KUBELET_ROOT) {
-            search(&directory.path, MAX_DEPTH, containers, &mut found);
+    for (name, path) in subdirectories(root) {
+        if name.starts_with(KUBELET_ROOT) {
+            search(&path, MAX_DEPTH, containers, &mut found);
         }
     }
     found
@@ -47,34 +46,28 @@ pub(super) fn find_cgroups(root: &Path, containers: &BTreeSet<&str>) -> BTreeMap
 
 /// Searches the cgroups below `parent`, `depth` levels deep, but not below the cgroup of a container, which may have any names.
 fn search(parent: &Path, depth: usize, containers: &BTreeSet<&str>, found: &mut BTreeMap<String, PathBuf>) {
-    for directory in subdirectories(parent) {
-        if let Some(id) = container_id(&directory.name) {
-            if containers.contains(id) && !directory.name.starts_with(CRIO_HELPER) {
-                let subgroup = directory.path.join(CRUN_SUBGROUP);
-                let is_of_crun = directory.name.ends_with(SCOPE) && subgroup.is_dir();
-                let path = if is_of_crun { subgroup } else { directory.path };
+    for (name, path) in subdirectories(parent) {
+        if let Some(id) = container_id(&name) {
+            if containers.contains(id) && !name.starts_with(CRIO_HELPER) {
+                let subgroup = path.join(CRUN_SUBGROUP);
+                let is_of_crun = name.ends_with(SCOPE) && subgroup.is_dir();
+                let path = if is_of_crun { subgroup } else { path };
                 found.insert(id.to_owned(), path);
             }
         } else if depth > 1 {
-            search(&directory.path, depth - 1, containers, found);
+            search(&path, depth - 1, containers, found);
         }
     }
 }
 
-struct Subdirectory {
-    name: String,
-    path: PathBuf,
-}
-
-/// The directories in a directory, symbolic links aside; none if it cannot be read, as a cgroup that has just been removed.
-fn subdirectories(directory: &Path) -> Vec<Subdirectory> {
+/// The directories in a directory, with their names, symbolic links aside; none if it has just been removed.
+fn subdirectories(directory: &Path) -> Vec<(String, PathBuf)> {
     let mut found = Vec::new();
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
         if entry.file_type().is_ok_and(|kind| kind.is_dir())
             && let Ok(name) = entry.file_name().into_string()
         {
-            let path = entry.path();
-            found.push(Subdirectory { name, path });
+            found.push((name, entry.path()));
         }
     }
     found

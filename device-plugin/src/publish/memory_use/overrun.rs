@@ -12,7 +12,6 @@ use crate::start::node_state::NodeState;
 
 use super::{ContainerGpu, ContainerMemory, MeasuredMemory, memory_of_containers};
 
-/// The reason of the events.
 const REASON: &str = "GPUMemoryOverShare";
 
 /// The containers that are over their share of a GPU; each has an event on its pod. Pure.
@@ -44,7 +43,6 @@ impl Overruns {
     }
 }
 
-/// The text of the event about a container that is over its share.
 fn message(memory: &ContainerMemory<'_>) -> String {
     let [used, given] = [memory.used, memory.given].map(|bytes| memory_text(bytes.unwrap_or_default()));
     format!(
@@ -56,7 +54,7 @@ fn message(memory: &ContainerMemory<'_>) -> String {
 }
 
 /// Writes the events, after each measurement, until the task is dropped.
-pub async fn report_overruns(
+pub(crate) async fn report_overruns(
     node: Arc<NodeState>,
     mut measured: watch::Receiver<Option<Arc<MeasuredMemory>>>,
     recorder: Recorder,

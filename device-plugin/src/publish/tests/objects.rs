@@ -1,6 +1,7 @@
 //! The Device object, the labels and the memory unit.
 
 use insta::assert_json_snapshot;
+use proto::topology::GpuPartitionPolicy;
 use rstest::rstest;
 use serde_json::json;
 

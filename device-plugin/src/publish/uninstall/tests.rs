@@ -89,8 +89,7 @@ impl Scene {
         let (node, node_seen) = watch::channel(Some(used()));
         let removal = Removal {
             now,
-            nodes: Api::all(client),
-            node_name: "n1".to_owned(),
+            node_writer: NodeWriter::new(client, "n1".to_owned()),
             names: ExtendedResourceNames::default(),
             device_plugin_dir: dir.path().to_owned(),
             specs: SpecDir::new(dir.path().join("cdi")),

@@ -20,12 +20,10 @@ use crate::node::api_request::within;
 use super::allocation::{ClaimName, DraDevice};
 use super::claims::ClaimedDevice;
 
-/// Longest wait for one read of a claim.
 const REQUEST_LIMIT: Duration = Duration::from_secs(5);
 
 /// Leaves out devices that are allocated for administration only, by the `ResourceClaim`s that it reads and remembers.
-#[expect(missing_debug_implementations, reason = "a client has none")]
-pub struct AdminAccess {
+pub(crate) struct AdminAccess {
     api: Client,
     /// The claims that containers used at the last call.
     known: BTreeMap<ClaimName, ReadClaim>,
@@ -52,8 +50,7 @@ struct ClaimResult {
 }
 
 impl AdminAccess {
-    /// A reader of claims with this client, before its first read.
-    pub fn new(api: Client) -> Self {
+    pub(crate) fn new(api: Client) -> Self {
         Self {
             api,
             known: BTreeMap::new(),
@@ -67,10 +64,8 @@ impl AdminAccess {
     ) -> Vec<ClaimedDevice> {
         let mut cdi_names: BTreeMap<ClaimName, BTreeSet<String>> = BTreeMap::new();
         for device in &claimed {
-            cdi_names
-                .entry(device.claim.clone())
-                .or_default()
-                .extend(device.cdi_names.iter().cloned());
+            let names = cdi_names.entry(device.claim.clone()).or_default();
+            names.extend(device.cdi_names.iter().cloned());
         }
         // Claims that no container uses any more are forgotten.
         let mut before = std::mem::take(&mut self.known);
@@ -80,8 +75,18 @@ impl AdminAccess {
                 // The allocation of a claim does not change while a pod uses it.
                 Some(known) if known.for_administration.is_some() => known,
                 known => {
-                    let has_failed = known.is_some();
-                    self.read(&claim, cdi_names, has_failed).await
+                    let found = self.get(&claim, &cdi_names).await;
+                    // An attempt that has failed before is logged already.
+                    if let (Err(error), None) = (&found, known) {
+                        warn!(
+                            error = one_line(error.as_ref()),
+                            "the devices of the claim count as used"
+                        );
+                    }
+                    ReadClaim {
+                        cdi_names,
+                        for_administration: found.ok(),
+                    }
                 }
             };
             self.known.insert(claim, present);
@@ -92,26 +97,6 @@ impl AdminAccess {
             for_administration.is_none_or(|devices| !devices.contains(&claimed.device))
         });
         claimed
-    }
-
-    /// Reads a claim from the API server, and logs a failure unless the last attempt has failed too (`has_failed`).
-    async fn read(&self, claim: &ClaimName, cdi_names: BTreeSet<String>, has_failed: bool) -> ReadClaim {
-        let for_administration = match self.get(claim, &cdi_names).await {
-            Ok(devices) => Some(devices),
-            Err(error) => {
-                if !has_failed {
-                    warn!(
-                        error = one_line(error.as_ref()),
-                        "the devices of the claim count as used"
-                    );
-                }
-                None
-            }
-        };
-        ReadClaim {
-            cdi_names,
-            for_administration,
-        }
     }
 
     /// Gets a claim, and returns its devices that are allocated for administration only.

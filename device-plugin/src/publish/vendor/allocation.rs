@@ -8,31 +8,20 @@ use proto::kubelet::podresources::{ListPodResourcesResponse, PodResources};
 use proto::kubelet_allocations::{KubeletAllocation, KubeletAllocations, physical_id};
 
 use crate::devices::fleet::NodeFleet;
-use crate::node::kubelet_checkpoint::CheckpointEntry;
 use crate::node::pods::{NodePod, NodePods, PodStage, PodUid};
 
 /// Devices of one resource that kubelet allocated to one container.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Allocation {
-    /// The pod of the container.
-    pub pod: PodKey,
-    /// The container.
-    pub container: String,
+pub(crate) struct Allocation {
+    pub(crate) pod: PodKey,
+    pub(crate) container: String,
     /// The resource; of a claim its DRA driver.
-    pub resource: String,
-    /// kubelet's IDs of the devices.
-    pub device_ids: Vec<String>,
+    pub(crate) resource: String,
+    pub(crate) device_ids: Vec<String>,
     /// True if the container sees the devices of its pod's allocation record (by a CDI spec), whatever IDs kubelet allocated.
-    pub sees_recorded_devices: bool,
+    pub(crate) sees_recorded_devices: bool,
     /// The claim, if a DRA driver serves the devices.
-    pub claim: Option<Claim>,
-}
-
-impl From<CheckpointEntry> for Allocation {
-    fn from(entry: CheckpointEntry) -> Self {
-        let pod = PodKey::Uid(PodUid::from(entry.pod_uid.as_str()));
-        Self::new(pod, entry.container_name, entry.resource_name, entry.device_ids)
-    }
+    pub(crate) claim: Option<Claim>,
 }
 
 impl Allocation {
@@ -117,20 +106,14 @@ pub(super) fn plugin_allocations(
 
 /// kubelet's name for a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum PodKey {
+pub(crate) enum PodKey {
     /// Namespace and name, in the pod-resources API.
-    Named {
-        /// The pod's namespace.
-        namespace: String,
-        /// The pod's name.
-        name: String,
-    },
+    Named { namespace: String, name: String },
     /// The UID, in the checkpoint.
     Uid(PodUid),
 }
 
 impl PodKey {
-    /// The pod's name in kubelet's pod-resources API.
     pub(super) fn of(pod: &PodResources) -> Self {
         Self::Named {
             namespace: pod.namespace.clone(),
@@ -139,7 +122,7 @@ impl PodKey {
     }
 
     /// The UID of the pod, if the plugin knows the pod: it requests a resource of this plugin or, looked up by name, uses claims.
-    pub fn uid<'a>(&self, pods: &'a NodePods) -> Option<&'a PodUid> {
+    pub(crate) fn uid<'a>(&self, pods: &'a NodePods) -> Option<&'a PodUid> {
         let (namespace, name) = match self {
             Self::Uid(uid) => return pods.get(uid).map(|pod| &pod.uid),
             Self::Named { namespace, name } => (namespace, name),
@@ -153,11 +136,9 @@ impl PodKey {
 
 /// The name of a `ResourceClaim`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct ClaimName {
-    /// The claim's namespace.
-    pub namespace: String,
-    /// The claim's name.
-    pub name: String,
+pub(crate) struct ClaimName {
+    pub(crate) namespace: String,
+    pub(crate) name: String,
 }
 
 impl fmt::Display for ClaimName {
@@ -168,28 +149,27 @@ impl fmt::Display for ClaimName {
 
 /// A device as its driver publishes it; unique in the cluster.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct DraDevice {
-    /// The driver.
-    pub driver: String,
+pub(crate) struct DraDevice {
+    pub(crate) driver: String,
     /// The pool of the driver, which is the node's name for devices of one node.
-    pub pool: String,
-    /// The device.
-    pub name: String,
+    pub(crate) pool: String,
+    pub(crate) name: String,
 }
 
-/// The claim by which a container holds a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Claim {
-    /// The claim.
-    pub name: ClaimName,
-    /// The device.
-    pub device: DraDevice,
+pub(crate) struct Claim {
+    pub(crate) name: ClaimName,
+    pub(crate) device: DraDevice,
     /// True if the device is known to be one of the GPUs, or a part of one. If not, every GPU counts as allocated.
-    pub is_mapped: bool,
+    pub(crate) is_mapped: bool,
 }
 
 /// The devices of those `allocations` that no allocation record of gpushare's scheduler names.
-pub fn unrecorded(allocations: &[Allocation], pods: &NodePods, fleet: &NodeFleet) -> KubeletAllocations {
+pub(crate) fn unrecorded(
+    allocations: &[Allocation],
+    pods: &NodePods,
+    fleet: &NodeFleet,
+) -> KubeletAllocations {
     let mut entries = BTreeSet::new();
     for allocation in allocations {
         entries.extend(allocation.unrecorded(pods, fleet));
@@ -211,13 +191,11 @@ pub(super) fn device_name(id: &str, fleet: &NodeFleet) -> String {
     }
 }
 
-/// Returns true if the pod's allocation record names GPUs.
 fn has_recorded_gpus(pod: &NodePod) -> bool {
     let placement = pod.placement.as_ref();
     placement.is_ok_and(|placement| !placement.gpus.is_empty())
 }
 
-/// Returns true if the pod's allocation record names all of these devices.
 fn is_recorded(pod: &NodePod, device_ids: &BTreeSet<String>, fleet: &NodeFleet) -> bool {
     let Ok(placement) = &pod.placement else {
         return false;

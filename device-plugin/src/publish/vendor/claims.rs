@@ -51,46 +51,28 @@ pub(super) fn claimed_devices(listed: &ListPodResourcesResponse) -> Vec<ClaimedD
     claimed
 }
 
-/// The GPU or GPU instance that a device's name stands for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum NamedDevice {
-    /// The GPU of this minor number.
-    Gpu(u32),
-    /// An instance of the GPU of this minor number.
-    Instance(u32),
-    /// A device of another kind.
-    Unknown,
-}
-
-impl NamedDevice {
-    /// Parses a device's name by the rules in the head of this file.
-    fn parse(name: &str) -> Self {
-        let Some(rest) = name.strip_prefix("gpu-") else {
-            return Self::Unknown;
-        };
-        let (minor, instance) = rest
-            .split_once("-mig-")
-            .map_or((rest, None), |(minor, instance)| (minor, Some(instance)));
-        // A number that Rust parses may have a sign, which no name of NVIDIA's driver has.
-        let is_number = minor.bytes().all(|byte| byte.is_ascii_digit());
-        match (minor.parse(), instance) {
-            (Ok(minor), None) if is_number => Self::Gpu(minor),
-            (Ok(minor), Some(instance)) if is_number && !instance.is_empty() => Self::Instance(minor),
-            _ => Self::Unknown,
-        }
-    }
+/// The minor number of the GPU that a device's name stands for, and true if it stands for an instance of that GPU; none for
+/// devices of other kinds.
+fn named_gpu(name: &str) -> Option<(u32, bool)> {
+    let rest = name.strip_prefix("gpu-")?;
+    let (minor, is_instance) = match rest.split_once("-mig-") {
+        Some((_, "")) => return None,
+        Some((minor, _)) => (minor, true),
+        None => (rest, false),
+    };
+    // A number that Rust parses may have a sign, which no name of NVIDIA's driver has.
+    let is_number = minor.bytes().all(|byte| byte.is_ascii_digit());
+    Some((minor.parse().ok().filter(|_| is_number)?, is_instance))
 }
 
 /// The allocation that a container holds by a claim: one GPU, or every GPU if the name does not say which. None if no GPU of the
 /// fleet is allocated.
 pub(super) fn allocation(claimed: ClaimedDevice, fleet: &NodeFleet) -> Option<Allocation> {
-    let find = |minor: u32| fleet.gpus.iter().find(|entry| entry.device.minor == minor);
-    let (gpu, is_mapped) = match NamedDevice::parse(&claimed.device.name) {
-        // A GPU in MIG mode is not in the fleet, so an instance stands for a GPU that is not shared.
-        NamedDevice::Instance(minor) => (find(minor), true),
-        NamedDevice::Gpu(minor) => (find(minor), find(minor).is_some()),
-        NamedDevice::Unknown => (None, false),
-    };
+    let named = named_gpu(&claimed.device.name);
+    let mut gpus = fleet.gpus.iter();
+    let gpu = named.and_then(|(minor, _)| gpus.find(|entry| entry.device.minor == minor));
+    // A GPU in MIG mode is not in the fleet, so an instance stands for a GPU that is not shared.
+    let is_mapped = gpu.is_some() || matches!(named, Some((_, true)));
     let mut device_ids = Vec::new();
     for entry in &fleet.gpus {
         // A device that is not mapped may be any of them, and no other pod must get the one that it is.
@@ -178,7 +160,7 @@ pub(super) mod tests {
         #[test]
         fn an_unknown_device_name_counts_as_every_gpu(device in "(gpu-|mig-|[0-9]|-|vfio|1g5gb){0,6}") {
             let n_gpus = minors(&device).len();
-            let is_instance = matches!(NamedDevice::parse(&device), NamedDevice::Instance(minor) if minor > 2);
+            let is_instance = matches!(named_gpu(&device), Some((minor, true)) if minor > 2);
             prop_assert!(n_gpus == 1 || n_gpus == 3 || (n_gpus == 0 && is_instance), "{device}: {n_gpus}");
         }
     }

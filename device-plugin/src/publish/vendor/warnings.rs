@@ -42,7 +42,6 @@ impl Warnings {
     }
 }
 
-/// The present warnings.
 fn warnings(allocations: &[Allocation], pods: &NodePods, fleet: &NodeFleet) -> BTreeSet<Warning> {
     let mut warnings = BTreeSet::new();
     for allocation in allocations {
@@ -66,7 +65,6 @@ fn warnings(allocations: &[Allocation], pods: &NodePods, fleet: &NodeFleet) -> B
     warnings
 }
 
-/// Returns true if the pod's allocation record names one of these GPUs.
 fn has_recorded(pod: &NodePod, uuids: &[String], fleet: &NodeFleet) -> bool {
     let Ok(placement) = &pod.placement else {
         return false;
@@ -80,7 +78,6 @@ fn has_recorded(pod: &NodePod, uuids: &[String], fleet: &NodeFleet) -> bool {
     false
 }
 
-/// The warning that a claim has a device which this plugin cannot map to a GPU.
 fn unknown_device_message(allocation: &Allocation, claim: &Claim) -> String {
     format!(
         "{} has device {:?}, which is no GPU that this plugin knows by its name: all {} GPUs of the node count as used until the pod \
@@ -91,7 +88,6 @@ fn unknown_device_message(allocation: &Allocation, claim: &Claim) -> String {
     )
 }
 
-/// The warning to a pod whose allocation record names a GPU that a claim has too.
 fn recorded_gpu_message(allocation: &Allocation, claim: &Claim) -> String {
     format!(
         "{} has {}, which the record of this pod names too: no other pod is placed there until one of the two has ended. To keep GPUs \

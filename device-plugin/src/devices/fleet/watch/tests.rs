@@ -318,7 +318,7 @@ async fn a_change_of_the_driver_version_ends_the_watch() {
         .await
         .unwrap_err();
     assert_eq!(
-        ended.to_string(),
+        ended,
         "the driver is another one; ending, so that this container is created again"
     );
 }

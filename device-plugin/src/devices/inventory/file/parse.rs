@@ -16,7 +16,6 @@ use crate::devices::inventory::{
     percent_resource,
 };
 
-/// The devices that the file describes, and their health.
 #[derive(Debug, Default)]
 pub(super) struct SimulatedDevices {
     pub(super) inventory: NodeInventory,
@@ -24,7 +23,6 @@ pub(super) struct SimulatedDevices {
     pub(super) processes: Vec<ProcessMemory>,
 }
 
-/// The health of a device according to the file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub(super) enum SimulatedHealth {
@@ -149,9 +147,8 @@ fn partitions<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<GpuPa
     let Some(value) = Option::<Value>::deserialize(deserializer)? else {
         return Ok(None);
     };
-    read_partitions(&value.to_string())
-        .map(Some)
-        .map_err(D::Error::custom)
+    let table = read_partitions(&value.to_string());
+    table.map(Some).map_err(D::Error::custom)
 }
 
 /// Reads the type of a device other than a GPU, and checks its form.
@@ -193,19 +190,17 @@ pub(super) fn parse(path: &Path, node: &str, text: &[u8]) -> Result<SimulatedDev
 }
 
 impl DeviceFile {
-    /// Checks the devices of the file and converts them; the name `node` replaces `{node}` in IDs.
     fn into_devices(self, node: &str) -> Result<SimulatedDevices, String> {
-        let inventory = NodeInventory {
-            needs_driver: self.needs_driver,
-            driver_version: self.driver_version,
-            vendor: self.vendor,
-            links: self.gpu_links,
-            partitions: self.gpu_partitions,
-            partition_policy: self.gpu_partition_policy,
-            ..NodeInventory::default()
-        };
         let mut found = SimulatedDevices {
-            inventory,
+            inventory: NodeInventory {
+                needs_driver: self.needs_driver,
+                driver_version: self.driver_version,
+                vendor: self.vendor,
+                links: self.gpu_links,
+                partitions: self.gpu_partitions,
+                partition_policy: self.gpu_partition_policy,
+                ..NodeInventory::default()
+            },
             ..SimulatedDevices::default()
         };
         for (index, gpu) in (0..).zip(self.gpus) {
@@ -224,7 +219,6 @@ impl DeviceFile {
 }
 
 impl SimulatedGpu {
-    /// Adds this GPU and its processes to the devices found so far.
     fn add_to(self, found: &mut SimulatedDevices, index: u32, node: &str) -> Result<(), String> {
         let uuid: PhysicalId = parse_id("uuid", node, &self.uuid)?;
         for other in &found.inventory.gpus {
@@ -266,7 +260,6 @@ impl SimulatedGpu {
 }
 
 impl SimulatedOther {
-    /// Adds this device to the devices found so far.
     fn add_to(self, found: &mut SimulatedDevices, node: &str) -> Result<(), String> {
         let id: PhysicalId = parse_id("id", node, &self.id)?;
         if found.health.contains_key(&id) {

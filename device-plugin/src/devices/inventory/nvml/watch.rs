@@ -20,9 +20,7 @@ use tracing::{info, warn};
 
 use super::{NvmlSource, is_mig, uuid_of};
 use crate::devices::inventory::feed::{Reporter, Stopped};
-use crate::devices::inventory::{
-    ExclusionReason, InventoryError, NodeInventory, ObservationKind, PhysicalId,
-};
+use crate::devices::inventory::{InventoryError, NodeInventory, ObservationKind, PhysicalId};
 use crate::logged_error::LoggedError;
 
 /// `NVML_ERROR_GPU_NOT_FOUND`, which the wrapper has no name for.
@@ -67,7 +65,6 @@ impl NvmlWatch {
         }
     }
 
-    /// Reports every device as failed because no session with the driver can be opened.
     fn report_no_session(&mut self, error: &InventoryError, reporter: &Reporter) -> Result<(), Stopped> {
         let problem = error.to_string();
         let what = "NVML does not work, its devices count as unhealthy";
@@ -117,7 +114,7 @@ impl NvmlWatch {
     fn decide_to_reopen(&mut self, is_missing: bool, age: Duration) -> bool {
         let mut excluded = self.known.excluded.iter();
         // A GPU that could not be read may be readable in another session.
-        if !is_missing && !excluded.any(|gpu| gpu.exclusion != ExclusionReason::Mig) {
+        if !is_missing && excluded.all(|gpu| gpu.is_mig) {
             self.reopen_factor = 1;
             return false;
         }
@@ -143,17 +140,30 @@ impl NvmlWatch {
 
     /// Registers for the critical XIDs of every device that can report them; `None` if no device can.
     fn register_events<'nvml>(&self, nvml: &'nvml Nvml) -> Option<EventSet<'nvml>> {
-        let gpus = self.known.gpus.iter();
-        let mut able: Vec<_> = gpus.filter_map(|gpu| with_events(nvml, &gpu.uuid)).collect();
+        let mut able = Vec::new();
+        for gpu in &self.known.gpus {
+            able.extend(with_events(nvml, &gpu.uuid));
+        }
         // NVML's crate frees the event set with a failed registration, so each round registers all but the devices that failed.
-        while !able.is_empty() {
-            match register(nvml, &able) {
-                Ok(events) => return events,
-                Err((position, error)) => {
-                    let (uuid, _) = able.remove(position);
-                    info!(gpu = %uuid, %error, "GPU gives no events, it is only probed");
+        'rounds: while !able.is_empty() {
+            let mut events = match nvml.create_event_set() {
+                Ok(events) => events,
+                Err(error) => {
+                    warn!(%error, "NVML gives no events, devices are only probed");
+                    return None;
+                }
+            };
+            for (position, (uuid, device)) in able.iter().enumerate() {
+                match device.register_events(EventTypes::CRITICAL_XID_ERROR, events) {
+                    Ok(registered) => events = registered,
+                    Err(error) => {
+                        info!(gpu = %uuid, error = %error.error, "GPU gives no events, it is only probed");
+                        able.remove(position);
+                        continue 'rounds;
+                    }
                 }
             }
+            return Some(events);
         }
         None
     }
@@ -216,7 +226,6 @@ impl NvmlWatch {
     }
 }
 
-/// The GPU with this UUID as NVML knows it, if it can report XIDs.
 fn with_events<'nvml>(nvml: &'nvml Nvml, uuid: &PhysicalId) -> Option<(PhysicalId, Device<'nvml>)> {
     let device = nvml.device_by_uuid(uuid.as_str()).ok()?;
     match device.supported_event_types() {
@@ -230,29 +239,6 @@ fn with_events<'nvml>(nvml: &'nvml Nvml, uuid: &PhysicalId) -> Option<(PhysicalI
             None
         }
     }
-}
-
-/// Registers for the critical XIDs of all these devices; `None` if NVML gives no events at all.
-///
-/// # Errors
-/// The position of the first device that NVML refuses, and NVML's error.
-fn register<'nvml>(
-    nvml: &'nvml Nvml,
-    devices: &[(PhysicalId, Device<'nvml>)],
-) -> Result<Option<EventSet<'nvml>>, (usize, NvmlError)> {
-    let mut events = match nvml.create_event_set() {
-        Ok(events) => events,
-        Err(error) => {
-            warn!(%error, "NVML gives no events, devices are only probed");
-            return Ok(None);
-        }
-    };
-    for (position, (_, device)) in devices.iter().enumerate() {
-        events = device
-            .register_events(EventTypes::CRITICAL_XID_ERROR, events)
-            .map_err(|error| (position, error.error))?;
-    }
-    Ok(Some(events))
 }
 
 /// Asks NVML if a device is in order. The second value is that of [`reset_state`].
@@ -272,7 +258,6 @@ fn probe(nvml: &Nvml, uuid: &PhysicalId) -> (ObservationKind, bool) {
     reset_state(&device)
 }
 
-/// The observation that an error of NVML about a GPU stands for.
 fn failure(error: &NvmlError) -> ObservationKind {
     match error {
         NvmlError::GpuLost | NvmlError::NotFound | NvmlError::UnexpectedVariant(GPU_NOT_FOUND) => {
@@ -308,7 +293,6 @@ fn reset_state(device: &Device<'_>) -> (ObservationKind, bool) {
     (kind, pending_remap.is_some_and(|pending| pending > 0))
 }
 
-/// The value as a whole number; none if it is a fraction or negative.
 fn whole_number(value: &SampleValue) -> Option<u64> {
     match value {
         SampleValue::U32(value) => Some(u64::from(*value)),

@@ -16,13 +16,6 @@ use crate::devices::inventory::{Feed, Gpu, pci};
 use crate::publish::device_object::DeviceObjectInputs;
 use crate::tests::recorded::{MACHINES, Machine};
 
-fn source(machine: &Machine) -> SysfsSource {
-    SysfsSource {
-        root: machine.root().to_owned(),
-        interval: Duration::from_millis(5),
-    }
-}
-
 /// The devices of a machine, with GPUs as NVML would list them.
 fn inventory(machine: &Machine) -> NodeInventory {
     let gpu = |(minor, address): (u32, String)| Gpu {
@@ -33,7 +26,7 @@ fn inventory(machine: &Machine) -> NodeInventory {
     };
     NodeInventory {
         gpus: (0..).zip(machine.gpus()).map(gpu).collect(),
-        others: source(machine).list(),
+        others: list(machine.root()),
         ..NodeInventory::default()
     }
 }
@@ -104,7 +97,7 @@ fn the_whole_device_object_of_a_recorded_machine() {
 fn each_virtual_function_has_its_device_nodes() {
     let mut text = String::new();
     for name in ["sr-iov", "fpgas"] {
-        for device in source(&Machine::recorded(name)).list() {
+        for device in list(Machine::recorded(name).root()) {
             writeln!(text, "{}: {:?}", device.id, device.device_nodes).unwrap();
             for (function, nodes) in &device.function_nodes {
                 writeln!(text, "  {function}: {nodes:?}").unwrap();
@@ -129,13 +122,13 @@ fn a_port_must_be_active(#[case] states: &[&str], #[case] expected: Option<&str>
     )
     .unwrap();
     machine.set_ports("mlx5_0", states);
-    assert_eq!(source(&machine).read()[0].1.as_deref(), expected);
+    assert_eq!(read(machine.root())[0].1.as_deref(), expected);
 }
 
 #[test]
 fn a_machine_without_adapters_and_fpgas_lists_none() {
     let types = |name: &str| {
-        let others = source(&Machine::recorded(name)).list();
+        let others = list(Machine::recorded(name).root());
         others
             .iter()
             .map(|device| device.device_type.clone())
@@ -169,7 +162,10 @@ async fn observed(
 async fn a_watch_follows_ports_and_adapters() {
     let machine = Machine::recorded("sr-iov");
     let found = inventory(&machine);
-    let start = |found: &NodeInventory| Feed::start(vec![source(&machine).watcher(found)]).unwrap();
+    let interval = Duration::from_millis(5);
+    let start = |found: &NodeInventory| {
+        Feed::start(vec![watcher(machine.root().to_owned(), interval, found)]).unwrap()
+    };
     let (feed, mut seen) = start(&found);
     let down = |states: &str| ObservationKind::PortDown(states.to_owned());
     let first = observed(&mut seen, 3).await;
