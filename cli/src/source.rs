@@ -94,9 +94,7 @@ impl AnswerSource {
     pub(crate) async fn fit(&mut self, request: &FitRequest) -> Result<FitAnswer, CommandFailure> {
         match self {
             Self::Scheduler(api) => api.post("fit", request).await,
-            Self::Objects(index) => {
-                read_api::fit(index, request).map_err(|error| CommandFailure::Refused(error.to_string()))
-            }
+            Self::Objects(index) => read_api::fit(index, request).map_err(CommandFailure::Refused),
         }
     }
 }

@@ -222,13 +222,13 @@ pub enum Command {
 impl Config {
     /// The names of the `--vendor-resource` entries that `server` serves. Of several entries for one resource the last counts.
     pub fn served_by(&self, server: VendorServer) -> impl Iterator<Item = &str> {
-        let mut served = BTreeMap::new();
+        let mut by_name = BTreeMap::new();
         // A flag of an overlay comes after that of its base, and must be able to replace it.
         for resource in &self.vendor_resources {
-            served.insert(resource.name.as_str(), resource.server);
+            by_name.insert(resource.name.as_str(), resource.server);
         }
-        served.retain(|_, by| *by == server);
-        served.into_keys()
+        by_name.retain(|_, served_by| *served_by == server);
+        by_name.into_keys()
     }
 
     /// The names of the extended resources that this plugin may serve.

@@ -110,7 +110,7 @@ mod tests {
     #[case::huge("2Ti")]
     #[case::empty("")]
     fn invalid_units_are_refused(#[case] text: &str) {
-        let error = text.parse::<MemoryUnit>().unwrap_err().to_string();
+        let error = text.parse::<MemoryUnit>().unwrap_err();
         assert!(error.contains("write MiB, GiB or a quantity"), "{error}");
     }
 }

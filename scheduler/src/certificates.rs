@@ -136,7 +136,9 @@ impl Keeper {
             }
             match server.use_material(material, &self.metrics) {
                 Ok(()) => {
-                    info!("client authorities have changed; new connections are checked against the new ones")
+                    info!(
+                        "client authorities have changed; new connections are checked against the new ones"
+                    );
                 }
                 Err(error) => warn!(
                     error = format!("{error:#}"),

@@ -43,10 +43,11 @@ fn record_new(
     let new: Vec<(Box<str>, String)> = {
         let index = index.read();
         let problems = index.closing_problems();
-        known.retain(|node, problem| problems.get(node) == Some(problem));
-        let new = problems.iter().filter(|(node, _)| !known.contains_key(*node));
-        let cloned = new.map(|(node, problem)| (node.clone(), problem.clone()));
-        cloned.take(MOST_AT_A_TIME).collect()
+        known.retain(|node, problem| problems.get(&**node) == Some(&problem.as_str()));
+        let new = problems.iter().filter(|(node, _)| !known.contains_key(**node));
+        new.take(MOST_AT_A_TIME)
+            .map(|(node, problem)| ((*node).into(), (*problem).to_owned()))
+            .collect()
     };
     let are_all_copied = new.len() < MOST_AT_A_TIME;
     for (node, problem) in new {

@@ -225,11 +225,11 @@ impl Index {
     }
 
     /// Problems of the annotations by which GPUs are closed for maintenance, by node name.
-    pub fn closing_problems(&self) -> BTreeMap<Box<str>, String> {
+    pub fn closing_problems(&self) -> BTreeMap<&str, &str> {
         let mut problems = BTreeMap::new();
         for (name, state) in &self.cluster.nodes {
             if let Some(problem) = closing_problem(state.report.as_ref()) {
-                problems.insert(name.clone(), problem.clone());
+                problems.insert(&**name, problem.as_str());
             }
         }
         problems

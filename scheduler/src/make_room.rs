@@ -784,7 +784,7 @@ impl RoomMaker {
         let mut pending = hold.pending.iter();
         for victim in pending.by_ref() {
             match self.evict_again(hold, found.priority(), victim).await {
-                Ok(held) => evicted.push(held),
+                Ok(parts) => evicted.push(parts),
                 Err(WriteError::Gone) => {}
                 Err(WriteError::Refused(_)) => left.push(victim.clone()),
                 Err(WriteError::Unknown(_) | WriteError::NotLeading) => {

@@ -334,8 +334,13 @@ async fn follow_changes(
 }
 
 async fn history(State(api): State<Arc<ReadApi>>) -> Response {
-    let history = api.history.lock().unwrap_or_else(PoisonError::into_inner);
-    respond(&history.history())
+    // In a statement of its own, so that the lock ends before up to 10 MB are written as JSON.
+    let history = api
+        .history
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .history();
+    respond(&history)
 }
 
 async fn doctor(State(api): State<Arc<ReadApi>>, Extension(viewer): Extension<Viewer>) -> Response {

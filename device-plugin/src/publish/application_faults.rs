@@ -68,8 +68,11 @@ impl Moment {
             return "no running pod has a share of that GPU".to_owned();
         }
         let more = (n_more > 0).then(|| format!(" and {n_more} more"));
-        let (named, more) = (names.join(", "), more.unwrap_or_default());
-        format!("running pods with a share of that GPU: {named}{more}")
+        format!(
+            "running pods with a share of that GPU: {}{}",
+            names.join(", "),
+            more.unwrap_or_default()
+        )
     }
 }
 

@@ -311,19 +311,15 @@ fn first_candidate<'a, T>(
     log: &AllocateLog,
     call: &Call<'_>,
 ) -> Option<(&'a NodePod, T)> {
-    let mut best: Option<((bool, bool, u64, [&str; 3]), &NodePod, T)> = None;
-    for (placement, pod, value) in candidates {
-        let rank = (
+    let best = candidates.into_iter().min_by_key(|(placement, pod, _)| {
+        (
             !placement.includes(call.resource, call.devices),
             log.is_uncertain(&pod.uid),
             placement.assumed_at,
             // The rest makes the order the same in every process.
             [&pod.namespace, &pod.name, pod.uid.as_str()],
-        );
-        if best.as_ref().is_none_or(|(least, ..)| rank < *least) {
-            best = Some((rank, pod, value));
-        }
-    }
+        )
+    });
     best.map(|(_, pod, value)| (pod, value))
 }
 

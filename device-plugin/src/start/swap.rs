@@ -128,7 +128,7 @@ impl RecordSwaps {
             }
             // The pods' annotations count again, which name the devices of a swap as soon as they are written.
             Err(error) => {
-                warn!(node = self.node_name, %error, "ignoring the swapped records of this node's pods")
+                warn!(node = self.node_name, %error, "ignoring the swapped records of this node's pods");
             }
         }
         self.version = device.and_then(|device| device.resource_version());

@@ -252,13 +252,13 @@ fn refuse_mixed_amounts(
     ];
     for (name, amount, is_complete) in needs_memory {
         if let (Some(amount), false) = (amount, is_complete) {
-            let mut text = format!("{name} ({amount}) needs {GPU_MEMORY} or {GPU_MEMORY_RATIO} beside it");
-            if name == GPU_SHARED {
-                text += &format!(
-                    ", or the annotation {ALL_DEVICES}: \"true\" to see all GPUs of the node without an amount"
-                );
+            let needs = format!("{name} ({amount}) needs {GPU_MEMORY} or {GPU_MEMORY_RATIO} beside it");
+            if name != GPU_SHARED {
+                return rule(needs);
             }
-            return rule(text);
+            return rule(format!(
+                "{needs}, or the annotation {ALL_DEVICES}: \"true\" to see all GPUs of the node without an amount"
+            ));
         }
     }
     Ok(())

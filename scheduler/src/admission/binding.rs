@@ -3,10 +3,12 @@
 //! A binding without devices of a pod that the index does not know is allowed: the pod requests no devices, or is newer than the
 //! watch. If it does request devices, the device plugin of its node refuses to start it, since none were chosen.
 
-use k8s_openapi::api::core::v1::Binding;
+use std::collections::BTreeMap;
+
 use proto::admission::{AdmissionRequest, Operation};
 use proto::record::DEVICE_ALLOCATED;
 use proto::request::Dialect;
+use serde::Deserialize;
 
 use super::{Refusal, Rules, Unreadable, Verdict, read};
 use crate::accounting::{ParsedRequest, PodFacts};
@@ -31,6 +33,29 @@ fn requests_vendor_gpus(facts: &PodFacts) -> bool {
     }
 }
 
+/// The fields of a `Binding` that the rules need, and no others: a binding that cannot be read is not refused (`failurePolicy` is
+/// `Ignore`), and its user may fill the rest with values that `k8s_openapi` does not read, such as a time in the year 10000.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct BindingObject {
+    metadata: BindingMetadata,
+    target: Target,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Target {
+    name: String,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct BindingMetadata {
+    name: String,
+    namespace: String,
+    annotations: Option<BTreeMap<String, String>>,
+}
+
 /// Decides about the creation of a binding.
 pub(super) fn review(
     rules: &Rules,
@@ -45,21 +70,24 @@ pub(super) fn review(
     if binders.contains(user) {
         return Ok(Verdict::ALLOWED);
     }
-    let Binding { metadata, target } = read(request)?;
+    let BindingObject { metadata, target } = read(request)?;
     // A POST to /namespaces/NS/bindings names the pod only in the Binding object, one to /namespaces/NS/pods/NAME/binding in its
     // URL.
-    let namespace = match request.namespace.as_str() {
-        "" => metadata.namespace.unwrap_or_default(),
-        namespace => namespace.to_owned(),
+    let namespace = if request.namespace.is_empty() {
+        &metadata.namespace
+    } else {
+        &request.namespace
     };
-    let name = match request.name.as_str() {
-        "" => metadata.name.unwrap_or_default(),
-        name => name.to_owned(),
+    let name = if request.name.is_empty() {
+        &metadata.name
+    } else {
+        &request.name
     };
     // The API server writes the annotations of a binding into the pod.
-    let annotations = metadata.annotations.unwrap_or_default();
-    let node = target.name.unwrap_or_default();
-    if !annotations.contains_key(DEVICE_ALLOCATED) && !requests_devices(cluster, &namespace, &name, &node) {
+    let brings_devices = metadata
+        .annotations
+        .is_some_and(|annotations| annotations.contains_key(DEVICE_ALLOCATED));
+    if !brings_devices && !requests_devices(cluster, namespace, name, &target.name) {
         return Ok(Verdict::ALLOWED);
     }
     let message = format!(

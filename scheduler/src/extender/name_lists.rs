@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use placement::NodeId;
 
 use crate::index::Index;
@@ -53,7 +53,7 @@ type NamedNodes = Arc<[(u32, Option<NodeId>)]>;
 
 /// The lists that were used last, the latest first.
 #[derive(Debug, Default)]
-pub(super) struct NameLists(Mutex<Vec<Arc<NameList>>>);
+pub(super) struct NameLists(RwLock<Vec<Arc<NameList>>>);
 
 impl NodeNames<'_> {
     pub(super) fn len(&self) -> usize {
@@ -161,13 +161,21 @@ impl NameLists {
     ///
     /// Both bodies are valid JSON, or neither: one array replaces another, and the same end of the object follows.
     pub(super) fn find(&self, body: &[u8]) -> Option<(Arc<NameList>, Vec<u8>)> {
-        let mut lists = self.0.lock();
+        // Under a read lock, since requests compare their long bodies with the lists at the same time.
+        let lists = self.0.read();
         let at = lists
             .iter()
             .position(|list| body.ends_with(list.tail.as_bytes()))?;
-        lists.get_mut(..=at)?.rotate_right(1);
-        let list = Arc::clone(lists.first()?);
+        let list = Arc::clone(lists.get(at)?);
         drop(lists);
+        if at > 0 {
+            let mut lists = self.0.write();
+            // Another request may have moved or dropped it meanwhile.
+            let at = lists.iter().position(|other| Arc::ptr_eq(other, &list));
+            if let Some(used) = at.and_then(|at| lists.get_mut(..=at)) {
+                used.rotate_right(1);
+            }
+        }
         let head = body.strip_suffix(list.tail.as_bytes())?;
         Some((list, [head, EMPTY].concat()))
     }
@@ -177,7 +185,7 @@ impl NameLists {
         let Some(list) = NameList::of(body, names) else {
             return;
         };
-        let mut lists = self.0.lock();
+        let mut lists = self.0.write();
         lists.insert(0, Arc::new(list));
         lists.truncate(CAPACITY);
         let mut n_bytes = 0;

@@ -146,12 +146,13 @@ impl<'a> NodeFilter<'a> {
         if self.are_all_served(demand) {
             return Ok(());
         }
-        let state = self.cluster.node(name);
-        if !demand.in_units && state.is_some_and(NodeState::is_unit_unknown) {
+        // Most pods need no look-up of the node here.
+        let state = || self.cluster.node(name);
+        if !demand.in_units && state().is_some_and(NodeState::is_unit_unknown) {
             return Err(Reason::UnitUnknown);
         }
-        let provider = state.and_then(NodeState::isolation);
-        if demand.isolation.is_some() && demand.isolation.as_deref() != provider {
+        let provider = || state().and_then(NodeState::isolation);
+        if demand.isolation.is_some() && demand.isolation.as_deref() != provider() {
             return Err(Reason::NoIsolationProvider);
         }
         // A pod without devices needs no plugin.

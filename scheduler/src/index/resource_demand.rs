@@ -135,6 +135,17 @@ impl<'a> ResourceDemand<'a> {
     /// The part of the demand that a reason is about, in words; `None` for a reason that is about no amount.
     fn asked_part(&self, reason: Reason) -> Option<String> {
         match reason {
+            Reason::Unhealthy
+            | Reason::Closed
+            | Reason::Memory
+            | Reason::Core
+            | Reason::Slots
+            | Reason::TooFew
+            | Reason::TooLarge
+            | Reason::Vendor
+            | Reason::Partition
+            | Reason::Together
+            | Reason::Selected => asked_gpus(self.gpus, self.unit).or_else(|| self.asked_others()),
             Reason::OtherDevices => self.asked_others(),
             Reason::NoIsolationProvider => self.isolation.as_deref().map(str::to_owned),
             Reason::NoDevice
@@ -144,7 +155,6 @@ impl<'a> ResourceDemand<'a> {
             | Reason::LimitedByLibrary
             | Reason::PluginAway
             | Reason::InvalidRequest => None,
-            _ => asked_gpus(self.gpus, self.unit).or_else(|| self.asked_others()),
         }
     }
 

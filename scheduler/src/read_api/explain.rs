@@ -179,7 +179,8 @@ fn device_fits<'a>(index: &'a Index, name: &str, demand: &ResourceDemand<'_>) ->
     let node = fleet.node_id(name);
     let fits = node.and_then(|node| fleet.explain(node, demand.gpus, hints).ok());
     let mut fits = fits.unwrap_or_default();
-    fits.sort_by_key(|fit| (survey::lack(fit), fit.gpu.minor));
+    // Cached, since a lack takes divisions, and a survey asks this about every node.
+    fits.sort_by_cached_key(|fit| (survey::lack(fit), fit.gpu.minor));
     fits
 }
 

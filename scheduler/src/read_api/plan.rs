@@ -281,9 +281,9 @@ impl PlanInput {
                         for allowed in &mut *some {
                             if index.allows_successor(
                                 view.name(),
-                                &allowed.rules,
-                                &allowed.demand,
-                                &allowed.volumes,
+                                allowed.rules,
+                                allowed.demand,
+                                allowed.volumes,
                             ) {
                                 allowed.nodes.push(*copied);
                             }

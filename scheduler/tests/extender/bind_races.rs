@@ -386,8 +386,10 @@ async fn a_written_binding_that_a_list_leaves_out_is_checked() {
 #[tokio::test(start_paused = true)]
 async fn filters_do_not_wait_for_binds() {
     let pods = [units("a", 1), units("b", 1)];
-    let mut serving = scheduler::config::Serving::default();
-    serving.concurrency = 1;
+    let serving = scheduler::config::Serving {
+        concurrency: 1,
+        ..scheduler::config::Serving::default()
+    };
     let world = World::unsynced(&serving);
     world.list::<proto::node::Node>(&[node("n1", "MiB")]);
     world.list::<scheduler::index::RawDevice>(&[device("n1", &[16_276])]);

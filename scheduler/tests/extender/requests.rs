@@ -407,7 +407,7 @@ async fn a_hint_ends_with_its_time_its_pod_or_a_new_hint() {
 #[case::name_is_no_text(
     "filter",
     r#"{"Pod": {}, "NodeNames": [1]}"#,
-    "filter request: invalid type: integer `1`, expected a node name"
+    "filter request: invalid type: integer `1`, expected a string"
 )]
 #[case::no_uid(
     "bind",
@@ -440,8 +440,10 @@ async fn malformed_bodies_are_refused(
 
 #[tokio::test]
 async fn oversized_bodies_are_refused() {
-    let mut serving = Serving::default();
-    serving.max_body = 1024;
+    let serving = Serving {
+        max_body: 1024,
+        ..Serving::default()
+    };
     let world = World::unsynced(&serving);
     let (status, text) = world
         .send("POST", "/gpushare-scheduler/filter", "x".repeat(1025))

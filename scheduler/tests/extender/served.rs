@@ -102,8 +102,10 @@ async fn http_is_served_until_the_process_stops() {
 
 #[tokio::test]
 async fn connections_that_send_no_complete_request_are_closed() {
-    let mut serving = Serving::default();
-    serving.read_timeout = Duration::from_millis(200);
+    let serving = Serving {
+        read_timeout: Duration::from_millis(200),
+        ..Serving::default()
+    };
     let world = World::unsynced(&serving);
     let server = start(&world, None, serving.read_timeout).await;
     for sent in [
@@ -212,8 +214,10 @@ impl Certificates {
 #[tokio::test]
 async fn verbs_need_a_client_certificate_and_probes_do_not() {
     let certificates = Certificates::new();
-    let mut serving = Serving::default();
-    serving.tls = Some(certificates.files());
+    let serving = Serving {
+        tls: Some(certificates.files()),
+        ..Serving::default()
+    };
     let world = World::unsynced(&serving);
     let tls = load(certificates.files()).unwrap().current();
     let server = start(&world, Some(tls), Duration::from_secs(5)).await;

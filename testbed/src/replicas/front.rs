@@ -82,11 +82,11 @@ fn backends(
     let pods = api.list("pods", Some(NAMESPACE)).unwrap_or_default();
     let mut backends = Vec::new();
     for pod in pods {
-        let metadata = &pod["metadata"];
+        let label = |key: &String| pod.pointer("/metadata/labels").and_then(|labels| labels.get(key));
         let is_selected = selector
             .iter()
-            .all(|(key, value)| metadata["labels"][key] == *value);
-        if is_selected && is_ready(&pod) && metadata["deletionTimestamp"].is_null() {
+            .all(|(key, value)| label(key).is_some_and(|label| label == value));
+        if is_selected && is_ready(&pod) && pod.pointer("/metadata/deletionTimestamp").is_none() {
             backends.extend(addresses.of(object::text(&pod, "/metadata/name"), flag));
         }
     }
@@ -95,6 +95,7 @@ fn backends(
 
 /// Returns true if a pod's condition `Ready` is true.
 pub(super) fn is_ready(pod: &Value) -> bool {
-    let mut conditions = pod["status"]["conditions"].as_array().into_iter().flatten();
-    conditions.any(|one| one["type"] == "Ready" && one["status"] == "True")
+    let conditions = pod.pointer("/status/conditions").and_then(Value::as_array);
+    let mut conditions = conditions.into_iter().flatten();
+    conditions.any(|one| object::text(one, "/type") == "Ready" && object::text(one, "/status") == "True")
 }

@@ -72,7 +72,7 @@ async fn ask_about_pod(world: &mut World, name: &str) -> Result<()> {
     let client = world.cluster()?.scheduler_client()?;
     let (status, answer) = client.post(&url, question.to_string()).await?;
     let answer: serde_json::Value = serde_json::from_slice(&answer)?;
-    let fits = status == StatusCode::OK && answer["NodeNames"] == json!([NODE]);
+    let fits = status == StatusCode::OK && answer.get("NodeNames") == Some(&json!([NODE]));
     ensure!(fits, "{answer}");
     Ok(())
 }

@@ -114,7 +114,8 @@ pub(super) async fn create_within(world: &World, limit: Duration, spec: PodBuild
 fn secret_entry(world: &mut World, key: &str) -> Result<String> {
     let objects = world.cluster()?.api().objects();
     let secret = objects.get("secrets", "gpushare-system", SECRET)?;
-    Ok(secret["data"][key].as_str().unwrap_or_default().to_owned())
+    let data = secret.get("data").and_then(|data| data.get(key));
+    Ok(data.and_then(Value::as_str).unwrap_or_default().to_owned())
 }
 
 /// The authorities (`caBundle`) by which the API server trusts each webhook.
@@ -122,8 +123,14 @@ fn ca_bundles(world: &mut World) -> Result<Vec<Value>> {
     let mut bundles = Vec::new();
     for kind in KINDS {
         let configuration = world.cluster()?.api().objects().get(kind, "", CONFIGURATION)?;
-        for webhook in configuration["webhooks"].as_array().into_iter().flatten() {
-            bundles.push(webhook["clientConfig"]["caBundle"].clone());
+        let webhooks = configuration.get("webhooks").and_then(Value::as_array);
+        for webhook in webhooks.into_iter().flatten() {
+            bundles.push(
+                webhook
+                    .pointer("/clientConfig/caBundle")
+                    .cloned()
+                    .unwrap_or_default(),
+            );
         }
     }
     let are_there = bundles.len() >= 2 && bundles.iter().all(Value::is_string);

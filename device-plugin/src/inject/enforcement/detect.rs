@@ -40,8 +40,8 @@ pub(crate) async fn detect_enforcement(
 ) {
     let mut hook_missing_since: Option<Instant> = None;
     loop {
-        let node = kubernetes_node.borrow_and_update().clone();
-        let runtime = node.map(|node| node.status.node_info.container_runtime_version);
+        let version = |node: &Node| node.status.node_info.container_runtime_version.clone();
+        let runtime = kubernetes_node.borrow_and_update().as_ref().map(version);
         let injected = injection.borrow_and_update().clone();
         // Without the version of the runtime or the injection mode the level would be a guess that the next second corrects.
         // Meanwhile a container would start without limits, or get a CDI spec that has to be replaced before it can start.

@@ -335,13 +335,11 @@ fn device_name(device_type: &str, device: &DeviceAllocation) -> Result<DeviceNam
     if !device.id.is_empty() {
         return parse_id(&device.id).map(DeviceName::Id);
     }
-    match u32::try_from(device.minor) {
-        Ok(minor) => Ok(DeviceName::Minor(minor)),
-        Err(_) => {
-            let problem = format!("minor {} is no {}", device.minor, type_name(device_type));
-            Err(bad_device(&problem))
-        }
-    }
+    let Ok(minor) = u32::try_from(device.minor) else {
+        let problem = format!("minor {} is no {}", device.minor, type_name(device_type));
+        return Err(bad_device(&problem));
+    };
+    Ok(DeviceName::Minor(minor))
 }
 
 /// The GPUs that a record names, in Koordinator's or gpushare's dialect, with the amounts that the pod holds of each.

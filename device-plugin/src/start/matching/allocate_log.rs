@@ -47,7 +47,8 @@ pub struct AllocateLog {
     existing: Option<BTreeSet<PodUid>>,
     /// True if kubelet's checkpoint could be read: a pod in `existing` that it does not name has got no answer.
     is_checkpoint_loaded: bool,
-    /// Pods in `existing` that the checkpoint names, as an earlier process answered for them: they may have started since.
+    /// Pods in `existing` that the checkpoint names: an earlier process answered for them, or this one before that list, and they
+    /// may have started since.
     pub(crate) answered_before: BTreeSet<PodUid>,
     /// The match of the last `GetPreferredAllocation`, for the Allocate that follows it: until the next answered call.
     pub(crate) preferred: Option<Match>,

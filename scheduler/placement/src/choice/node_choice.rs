@@ -51,7 +51,8 @@ pub(crate) fn choose_devices(node: &Node, context: ChoiceContext<'_>) -> Result<
             let need = share_need(node, &request)?;
             placement.shares = shares_of(node, &gpus, |gpu| need.amounts_on(gpu.total()));
         }
-        RequestedGpus::Whole(_) if node.inventory.serves_vendor => {
+        // No GPU is chosen where the node reports none, see `fit_whole`.
+        RequestedGpus::Whole(_) if node.inventory.serves_vendor && !gpus.is_empty() => {
             placement.shares = shares_of(node, &gpus, Device::whole);
         }
         // If the vendor's plugin chooses, only the number is known.

@@ -137,11 +137,11 @@ impl Nodes {
     /// Replaces a node's inventory, and updates what depends on it outside the node: CPU-only pods that count, and hardware
     /// classes.
     fn replace_inventory(&mut self, index: u32, inventory: Option<(Inventory, Arc<HardwareClass>)>) {
-        let had_gpus = self.at(index).is_some_and(|node| !node.rows.is_empty());
+        let had_any = self.at(index).is_some_and(|node| !node.rows.is_empty());
         let replaced = self.change(index, |node| node.set_inventory(inventory));
         let node = self.slots.get(index as usize).and_then(Option::as_ref);
         let has_gpus = node.is_some_and(|node| !node.rows.is_empty());
-        if let Some(node) = node.filter(|_| has_gpus != had_gpus) {
+        if let Some(node) = node.filter(|_| has_gpus != had_any) {
             for (amounts, n) in &node.cpu_only {
                 for _ in 0..*n {
                     count_pod(&mut self.cpu_only, *amounts, has_gpus);

@@ -94,6 +94,13 @@ fn a_node_that_serves_the_vendors_resource_has_whole_and_shared_gpus() {
 }
 
 #[test]
+fn whole_gpus_of_a_node_that_reports_none_count_by_their_number() {
+    let mut fleet = fleet(true, &[]);
+    fleet.set_inventory("n", inventory(0, true, &[]));
+    assert_eq!(whole(&mut fleet, "v", 2), Ok((vec![], 2)));
+}
+
+#[test]
 fn a_gpu_with_room_kept_for_another_pod_lacks_memory() {
     let mut fleet = fleet(true, &[]);
     let id = fleet.node_id("n").unwrap();

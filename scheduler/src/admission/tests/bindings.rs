@@ -39,7 +39,10 @@ fn rules() -> Rules {
 
 /// The request of a user to bind a pod of this name, with annotations for the pod.
 fn binding(user: &str, name: &str, annotations: &Value) -> proto::admission::AdmissionRequest {
-    let object = json!({"metadata": {"name": name, "annotations": annotations}, "target": {"kind": "Node", "name": "n1"}});
+    // A client may write such a time, which the API server passes on as it is, and which jiff does not read.
+    let time = "10000-01-01T00:00:00Z";
+    let metadata = json!({"name": name, "annotations": annotations, "creationTimestamp": time});
+    let object = json!({"metadata": metadata, "target": {"kind": "Node", "name": "n1"}});
     let mut request = request("CREATE", "pods", "binding", &object, &Value::Null);
     user.clone_into(&mut request.user_info.username);
     name.clone_into(&mut request.name);

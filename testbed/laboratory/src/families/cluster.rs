@@ -252,10 +252,8 @@ impl Family {
             Self::DayAndNight => {
                 let (day, night) = (Mix::of_shares(rules, dice), Mix::of_whole(rules, dice));
                 let load = dice.random_range(80..=110);
-                let mixes = [&day, &night].into_iter().cycle().take(6);
-                mixes
-                    .map(|mix| LoadPhase::turning(mix.clone(), load, 1))
-                    .collect()
+                let days = [&day, &night].into_iter().cycle().take(6);
+                days.map(|mix| LoadPhase::turning(mix.clone(), load, 1)).collect()
             }
         }
     }

@@ -86,11 +86,12 @@ impl RunConditions {
         };
         if let Some(sampling) = overrides.sampling {
             conditions.sampling = sampling;
-            conditions.label += &match sampling {
-                0 => " nodes=stock".to_owned(),
-                100 => " nodes=all".to_owned(),
-                percent => format!(" nodes={percent}%"),
+            let nodes = match sampling {
+                0 => "stock".to_owned(),
+                100 => "all".to_owned(),
+                percent => format!("{percent}%"),
             };
+            conditions.label = format!("{label} nodes={nodes}");
         }
         if let Some(ties) = overrides.ties {
             conditions.ties = ties;

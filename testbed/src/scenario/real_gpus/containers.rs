@@ -79,7 +79,7 @@ async fn offered(trial: &mut Trial) -> Result<Finding> {
             whole_units <= bytes,
             "{offered} are offered, and CUDA has {by_cuda}"
         );
-        text.push_str(&format!(", {by_cuda} by CUDA"));
+        text = format!("{text}, {by_cuda} by CUDA");
     }
     let reserved = device.labels.get(RESERVED_MEMORY);
     let reserved = reserved.and_then(|text| text.parse::<u64>().ok());

@@ -180,18 +180,21 @@ impl CandidateSet {
 
     /// Every subset of `n` members.
     pub(crate) fn subsets(self, n: usize) -> Vec<Self> {
-        if n == 0 {
-            return vec![Self::EMPTY];
+        // No later member is below an earlier one, or each subset would come up once for every order of its members.
+        let mut subsets = vec![(Self::EMPTY, self)];
+        // One member more at a time, and not by recursion, which would allocate for every beginning of a subset.
+        for n_missing in (1..=n).rev() {
+            let mut larger = Vec::new();
+            for (chosen, mut rest) in subsets {
+                while rest.len() >= n_missing {
+                    let lowest = Self(rest.0 & rest.0.wrapping_neg());
+                    rest = rest.without(lowest);
+                    larger.push((chosen.or(lowest), rest));
+                }
+            }
+            subsets = larger;
         }
-        let (mut rest, mut subsets) = (self, Vec::new());
-        while rest.len() >= n {
-            let lowest = Self(rest.0 & rest.0.wrapping_neg());
-            // No later subset may have this member, or each would come up once for every order of its members.
-            rest = rest.without(lowest);
-            let others = rest.subsets(n - 1).into_iter();
-            subsets.extend(others.map(|subset| subset.or(lowest)));
-        }
-        subsets
+        subsets.into_iter().map(|(chosen, _)| chosen).collect()
     }
 
     /// Number of subsets of `n` members; a number beyond every limit here if 64 bits do not hold it.
