@@ -301,7 +301,7 @@ impl Config {
         }
     }
 
-    /// The settings that decide which GPUs pods share, and by which units kubelet counts them; it has `allocated` some.
+    /// The settings that decide which GPUs pods share, and by which units kubelet counts them; `allocated` has those it has given.
     pub(crate) fn sharing(&self, allocated: BTreeSet<String>) -> Sharing {
         Sharing {
             devices: self.shared_devices.clone(),

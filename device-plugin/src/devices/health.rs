@@ -3,8 +3,9 @@
 //!
 //! A critical XID (unless applications cause it), a lost device, a failed probe or an adapter without an active port makes a
 //! device unhealthy. It is healthy again when, since its last trouble, it has answered a number of probes and a quiet time has
-//! passed. A device that needs a reset is healthy only after one was observed, or an operator has cleared it. Each relapse within
-//! a day of the recovery doubles the quiet time, up to an hour. [`Health::load`] continues the XIDs of an earlier process.
+//! passed; if it needs a reset, no answer counts until one was observed or the driver has taken its demand back. An operator may
+//! clear a device. Each relapse within a day of the recovery doubles the quiet time, up to an hour. [`Health::load`] continues the
+//! XIDs of an earlier process.
 
 mod xids;
 

@@ -1,8 +1,8 @@
 //! The pods of this node as the API server shows them, reduced to the parts that are needed to match kubelet's Allocate calls
 //! with pods, and to verify a container before it starts.
 //!
-//! The set changes only through [`NodePods::apply`], [`NodePods::delete`] and [`NodePods::reset`], which [`watch`] calls, and
-//! through [`NodePods::set_swapped`]. Annotations are parsed when the watch shows a pod, so that nothing is parsed while
+//! The set changes only through [`NodePods::apply`], `NodePods::delete` and [`NodePods::reset`], which [`watch`] calls, and
+//! through `NodePods::set_swapped`. Annotations are parsed when the watch shows a pod, so that nothing is parsed while
 //! kubelet waits.
 
 pub mod annotate;

@@ -281,7 +281,7 @@ fn measure(
 }
 
 /// Measures until the task is dropped: once the pods are known, every 15 s, soon after a container comes or goes, and when
-/// [`NodeState::measure_again`] is notified. Sends `None` while the use is not known. Without `procfs` no process is measured.
+/// `NodeState::measure_again` is notified. Sends `None` while the use is not known. Without `procfs` no process is measured.
 pub async fn measure_memory_use(
     node: Arc<NodeState>,
     source: DeviceSource,

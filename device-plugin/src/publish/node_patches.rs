@@ -137,7 +137,7 @@ pub(crate) fn condition(node: &Node, absence: Option<&Absence>, now: DateTime<Ut
 
 /// The patch of capacity and allocatable for the resources of [`Requests`], which no device plugin advertises.
 ///
-/// An amount is that of the healthy devices ([`offered`]), or the sum of the pods' requests ([`requested`]) if that is more.
+/// An amount is that of the healthy devices ([`offered`]), or the sum of the pods' requests (`requested`) if that is more.
 /// Capacity and allocatable are the same.
 pub fn status_amounts(node: &Node, amounts: Requests) -> Option<Value> {
     let mut fields = Map::new();

@@ -16,63 +16,61 @@ const WHOLE_PERCENT: u64 = 100;
 /// The order of GPUs by the room that they would have left: memory, core, slots; then their index.
 type RowKey = (u64, u32, u32, usize);
 
-impl ChoiceContext<'_> {
-    /// A key that is smaller for a GPU that the policy prefers (`at` is its index); no two GPUs of a node have the same key.
-    fn row_key(&self, need: ShareNeed, at: usize, row: &Row) -> RowKey {
-        let left = row.free.less(need.amounts_on(row.total));
-        let (memory, core, slots) = (left.memory.hundredths(), left.core, left.slots);
-        let strategy = match self.policy {
-            // If the cost does not decide, `fill` packs shares onto few GPUs, which leaves whole GPUs for large pods.
-            DevicePolicy::Fill | DevicePolicy::Binpack => return (memory, core, slots, at),
-            // All bits flipped, so that the GPU with most room left has the smallest key.
-            DevicePolicy::Spread => return (!memory, !core, !slots, at),
-            DevicePolicy::InOrder => return (0, 0, 0, at),
-            DevicePolicy::LeastAllocated => ScoringStrategy::LeastAllocated,
-            DevicePolicy::MostAllocated => ScoringStrategy::MostAllocated,
-        };
-        let score = strategy.score(gpu_usages(self.weights, [*row], need.stated()));
-        (u64::from(BEST.saturating_sub(score)), 0, 0, at)
-    }
+/// A key that is smaller for a GPU that the policy prefers (`at` is its index); no two GPUs of a node have the same key.
+fn row_key(context: &ChoiceContext<'_>, need: ShareNeed, at: usize, row: &Row) -> RowKey {
+    let left = row.free.less(need.amounts_on(row.total));
+    let (memory, core, slots) = (left.memory.hundredths(), left.core, left.slots);
+    let strategy = match context.policy {
+        // If the cost does not decide, `fill` packs shares onto few GPUs, which leaves whole GPUs for large pods.
+        DevicePolicy::Fill | DevicePolicy::Binpack => return (memory, core, slots, at),
+        // All bits flipped, so that the GPU with most room left has the smallest key.
+        DevicePolicy::Spread => return (!memory, !core, !slots, at),
+        DevicePolicy::InOrder => return (0, 0, 0, at),
+        DevicePolicy::LeastAllocated => ScoringStrategy::LeastAllocated,
+        DevicePolicy::MostAllocated => ScoringStrategy::MostAllocated,
+    };
+    let score = strategy.score(gpu_usages(context.weights, [*row], need.stated()));
+    (u64::from(BEST.saturating_sub(score)), 0, 0, at)
+}
 
-    /// As `row_key`, but GPUs between which the policy does not decide have the same key, so that their locations decide.
-    pub(crate) fn gpu_preference(&self, need: ShareNeed, at: usize, row: &Row) -> [u64; 4] {
-        let (memory, core, slots, at) = self.row_key(need, at, row);
-        let at = if self.policy == DevicePolicy::InOrder {
-            at
-        } else {
-            0
-        };
-        [memory, core.into(), slots.into(), at as u64]
-    }
+/// As `row_key`, but GPUs between which the policy does not decide have the same key, so that their locations decide.
+pub(crate) fn gpu_preference(context: &ChoiceContext<'_>, need: ShareNeed, at: usize, row: &Row) -> [u64; 4] {
+    let (memory, core, slots, at) = row_key(context, need, at, row);
+    let at = if context.policy == DevicePolicy::InOrder {
+        at
+    } else {
+        0
+    };
+    [memory, core.into(), slots.into(), at as u64]
+}
 
-    /// A key that is smaller for a device that the policy prefers. The policies compare the resources that the device has left
-    /// (of `free`) after a request takes `amounts` of it; [`DevicePolicy::InOrder`] compares minors.
-    pub(crate) fn resource_preference(
-        &self,
-        device: &Device,
-        free: Cow<'_, NamedAmounts>,
-        amounts: &NamedAmounts,
-    ) -> Vec<u64> {
-        let strategy = match self.policy {
-            DevicePolicy::LeastAllocated => ScoringStrategy::LeastAllocated,
-            DevicePolicy::MostAllocated => ScoringStrategy::MostAllocated,
-            DevicePolicy::InOrder => return vec![device.minor.into()],
-            DevicePolicy::Fill | DevicePolicy::Binpack | DevicePolicy::Spread => {
-                let mut key = Vec::with_capacity(amounts.len());
-                for (resource, taken) in amounts {
-                    let left = free.get(resource).unwrap_or(&0).saturating_sub(*taken);
-                    key.push(if self.policy == DevicePolicy::Spread {
-                        !left
-                    } else {
-                        left
-                    });
-                }
-                return key;
+/// A key that is smaller for a device that the policy prefers. The policies compare the resources that the device has left
+/// (of `free`) after a request takes `amounts` of it; [`DevicePolicy::InOrder`] compares minors.
+pub(crate) fn resource_preference(
+    context: &ChoiceContext<'_>,
+    device: &Device,
+    free: Cow<'_, NamedAmounts>,
+    amounts: &NamedAmounts,
+) -> Vec<u64> {
+    let strategy = match context.policy {
+        DevicePolicy::LeastAllocated => ScoringStrategy::LeastAllocated,
+        DevicePolicy::MostAllocated => ScoringStrategy::MostAllocated,
+        DevicePolicy::InOrder => return vec![device.minor.into()],
+        DevicePolicy::Fill | DevicePolicy::Binpack | DevicePolicy::Spread => {
+            let mut key = Vec::with_capacity(amounts.len());
+            for (resource, taken) in amounts {
+                let left = free.get(resource).unwrap_or(&0).saturating_sub(*taken);
+                key.push(if context.policy == DevicePolicy::Spread {
+                    !left
+                } else {
+                    left
+                });
             }
-        };
-        let score = strategy.score(resource_usages(self.weights, &[(device, free)], amounts));
-        vec![u64::from(BEST.saturating_sub(score))]
-    }
+            return key;
+        }
+    };
+    let score = strategy.score(resource_usages(context.weights, &[(device, free)], amounts));
+    vec![u64::from(BEST.saturating_sub(score))]
 }
 
 /// Indices of the GPUs that shares are taken of, best first; enough GPUs are known to have room.
@@ -84,7 +82,7 @@ pub(crate) fn chosen_gpus(node: &Node, need: ShareNeed, context: ChoiceContext<'
     let mut keys = Vec::with_capacity(node.rows.len());
     for (at, row) in node.rows_with(context.hints).enumerate() {
         if need.amounts_on(row.total).within(row.free) {
-            keys.push(context.row_key(need, at, &row));
+            keys.push(row_key(&context, need, at, &row));
         }
     }
     keys.sort_unstable();

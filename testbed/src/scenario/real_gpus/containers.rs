@@ -7,6 +7,7 @@ use proto::resource::{GPU_CORE, GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARE
 use serde_json::json;
 
 use super::GpuScenario;
+use super::plugin;
 use super::target::{self, GIB, allocate_most, usable};
 use super::trial::{Finding, START, StateBefore, Trial, isolated_in_words, mib, no_variable};
 use kit::kubelet::probe_program::SPECS_MOUNT;
@@ -54,7 +55,7 @@ async fn offered(trial: &mut Trial) -> Result<Finding> {
     start_listing(trial, "specs").await?;
     let n_specs = n_specs(trial, "specs").await?;
     // Measured before the first pod that uses the GPU.
-    let metrics = trial.plugin_metrics().await.unwrap_or_default();
+    let metrics = plugin::metrics(trial).await.unwrap_or_default();
     trial.at_start = Some(StateBefore {
         free: free_bytes(trial, "offered").await?,
         n_specs,

@@ -9,7 +9,7 @@ use serde_json::json;
 use super::GpuScenario;
 use super::computing::{start_survivor, until_more_rounds};
 use super::containers::N_REPEATS;
-use super::plugin::application_xids;
+use super::plugin::{self, application_xids};
 use super::target::GIB;
 use super::trial::{Finding, Trial};
 use kit::cluster::GpuFault;
@@ -34,7 +34,7 @@ async fn fault(trial: &mut Trial) -> Result<Finding> {
     start_survivor(trial).await?;
     let kernel_log = KernelLog::start(trial).await;
     // The plugin finds the pod of a fault by the process that is gone, so it has to have listed that process.
-    let metrics = trial.plugin_metrics().await.unwrap_or_default();
+    let metrics = plugin::metrics(trial).await.unwrap_or_default();
     let has_processes = metrics.has_processes();
     let hold = format!("hold={}", if has_processes { trial.times.listed } else { 0 });
     let began = Instant::now();
@@ -60,7 +60,7 @@ async fn fault(trial: &mut Trial) -> Result<Finding> {
         object == of && event.contains("XID"),
         "the plugin's event about the fault is on {object}, and not on {of}: {event}"
     );
-    let xids = match trial.plugin_log(began).await {
+    let xids = match plugin::log(trial, began).await {
         Ok(log) => Ok(application_xids(&log, &trial.gpu.uuid)),
         Err(error) => Err(format!("{error:#}")),
     };

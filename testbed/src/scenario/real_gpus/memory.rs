@@ -10,6 +10,7 @@ use proto::resource::{GPU_MEMORY, GPU_SHARED, HAMI_CORE, ISOLATION_PROVIDER};
 use super::GpuScenario;
 use super::answers::Answers;
 use super::containers::{free_bytes, n_specs, start_listing};
+use super::plugin;
 use super::target::{MIB, usable};
 use super::trial::{Finding, Trial, mib};
 use super::usage::beyond_share;
@@ -184,7 +185,7 @@ const MEASURED_AGAIN: Duration = Duration::from_secs(45);
 /// them in words, or the reason that they are not known.
 async fn metrics_left(trial: &Trial, unattributed_before: Option<u64>) -> Result<String> {
     let is_clean = async || {
-        let metrics = match trial.plugin_metrics().await {
+        let metrics = match plugin::metrics(trial).await {
             Ok(metrics) => metrics,
             Err(error) => return Ok(Ok(format!("the plugin's metrics are not known: {error:#}"))),
         };

@@ -25,71 +25,69 @@ const UNATTRIBUTED: &str = "gpushare_device_plugin_unattributed_memory_used_byte
 /// The text of the plugin's log line about an error that an application has caused.
 const FAULT: &str = "an application has caused an error on a device";
 
-impl Trial {
-    /// The metrics of the plugin on the GPU's node.
-    ///
-    /// # Errors
-    /// The API server cannot reach them.
-    pub(super) async fn plugin_metrics(&self) -> Result<PluginMetrics> {
-        if let Some(node) = self.simulated_node()? {
-            return Ok(PluginMetrics(node.plugin_metrics().await?));
-        }
-        let plugin = self.plugin_pod()?;
-        let (namespace, name) = (plugin.namespace().unwrap_or_default(), plugin.name_any());
-        let path = format!("/api/v1/namespaces/{namespace}/pods/{name}:{METRICS_PORT}/proxy/metrics");
-        let request = http::Request::get(path).body(Vec::new())?;
-        let answer = self.world.client().request_text(request).await;
-        let failure = || {
-            format!(
-                "the API server does not reach port {METRICS_PORT} of {namespace}/{name}, as where a NetworkPolicy keeps it out"
-            )
-        };
-        Ok(PluginMetrics(answer.with_context(failure)?))
+/// The metrics of the plugin on the GPU's node.
+///
+/// # Errors
+/// The API server cannot reach them.
+pub(super) async fn metrics(trial: &Trial) -> Result<PluginMetrics> {
+    if let Some(node) = simulated_node(trial)? {
+        return Ok(PluginMetrics(node.plugin_metrics().await?));
     }
+    let plugin = pod(trial)?;
+    let (namespace, name) = (plugin.namespace().unwrap_or_default(), plugin.name_any());
+    let path = format!("/api/v1/namespaces/{namespace}/pods/{name}:{METRICS_PORT}/proxy/metrics");
+    let request = http::Request::get(path).body(Vec::new())?;
+    let answer = trial.world.client().request_text(request).await;
+    let failure = || {
+        format!(
+            "the API server does not reach port {METRICS_PORT} of {namespace}/{name}, as where a NetworkPolicy keeps it out"
+        )
+    };
+    Ok(PluginMetrics(answer.with_context(failure)?))
+}
 
-    /// The plugin's log since a moment; on the testbed, the whole log.
-    pub(super) async fn plugin_log(&self, moment: Instant) -> Result<String> {
-        if let Some(node) = self.simulated_node()? {
-            let plugin = node.plugin().context("the node has no plugin")?;
-            // A GPU of the testbed has one fault at most, so no earlier line is mistaken for it.
-            return kit::files::read(plugin.log());
-        }
-        let plugin = self.plugin_pod()?;
-        let (namespace, name) = (plugin.namespace().unwrap_or_default(), plugin.name_any());
-        let pods: Api<Pod> = Api::namespaced(self.world.client(), &namespace);
-        let seconds = i64::try_from(moment.elapsed().as_secs()).unwrap_or(i64::MAX);
-        let params = LogParams {
-            container: Some(PLUGIN.to_owned()),
-            since_seconds: Some(seconds.saturating_add(1)),
-            ..LogParams::default()
-        };
-        let log = pods.logs(&name, &params).await;
-        log.with_context(|| format!("cannot read the log of {namespace}/{name}"))
+/// The plugin's log since a moment; on the testbed, the whole log.
+pub(super) async fn log(trial: &Trial, moment: Instant) -> Result<String> {
+    if let Some(node) = simulated_node(trial)? {
+        let plugin = node.plugin().context("the node has no plugin")?;
+        // A GPU of the testbed has one fault at most, so no earlier line is mistaken for it.
+        return kit::files::read(plugin.log());
     }
+    let plugin = pod(trial)?;
+    let (namespace, name) = (plugin.namespace().unwrap_or_default(), plugin.name_any());
+    let pods: Api<Pod> = Api::namespaced(trial.world.client(), &namespace);
+    let seconds = i64::try_from(moment.elapsed().as_secs()).unwrap_or(i64::MAX);
+    let params = LogParams {
+        container: Some(PLUGIN.to_owned()),
+        since_seconds: Some(seconds.saturating_add(1)),
+        ..LogParams::default()
+    };
+    let answer = pods.logs(&name, &params).await;
+    answer.with_context(|| format!("cannot read the log of {namespace}/{name}"))
+}
 
-    /// The image of the first container of the plugin's pod.
-    pub(super) fn plugin_image(&self) -> Option<String> {
-        let pod = self.plugin_pod().ok()?;
-        pod.spec?.containers.into_iter().next()?.image
-    }
+/// The image of the first container of the plugin's pod.
+pub(super) fn image(trial: &Trial) -> Option<String> {
+    let pod = pod(trial).ok()?;
+    pod.spec?.containers.into_iter().next()?.image
+}
 
-    /// The testbed's node; none on a cluster that is not the testbed's.
-    fn simulated_node(&self) -> Result<Option<&SimulatedNode>> {
-        let Some(cluster) = &self.world.cluster else {
-            return Ok(None);
-        };
-        let mut nodes = cluster.nodes();
-        let node = nodes.find(|node| node.name() == self.gpu.node);
-        node.context("the node is gone").map(Some)
-    }
+/// The testbed's node; none on a cluster that is not the testbed's.
+fn simulated_node(trial: &Trial) -> Result<Option<&SimulatedNode>> {
+    let Some(cluster) = &trial.world.cluster else {
+        return Ok(None);
+    };
+    let mut nodes = cluster.nodes();
+    let node = nodes.find(|node| node.name() == trial.gpu.node);
+    node.context("the node is gone").map(Some)
+}
 
-    /// The pod of the plugin.
-    fn plugin_pod(&self) -> Result<Pod> {
-        let node = &self.gpu.node;
-        let mut pods = self.world.observer.now().pods.into_values();
-        let found = pods.find(|pod| is_named(pod, PLUGIN) && node_of(pod) == Some(node));
-        found.with_context(|| format!("no pod on {node} has the label {NAME_LABEL}={PLUGIN}"))
-    }
+/// The pod of the plugin.
+fn pod(trial: &Trial) -> Result<Pod> {
+    let node = &trial.gpu.node;
+    let mut pods = trial.world.observer.now().pods.into_values();
+    let found = pods.find(|pod| is_named(pod, PLUGIN) && node_of(pod) == Some(node));
+    found.with_context(|| format!("no pod on {node} has the label {NAME_LABEL}={PLUGIN}"))
 }
 
 /// The metrics of a plugin in Prometheus' text format.

@@ -13,6 +13,7 @@ use serde_json::{Map, Value, json};
 
 use super::ProgramTimes;
 use super::answers::Answers;
+use super::plugin;
 use super::target::{GIB, MIB, NodeVersions, TargetGpu};
 use crate::scenario::World;
 use kit::invariants;
@@ -216,9 +217,9 @@ impl Trial {
     /// The versions of the node's software.
     pub(super) async fn versions(&self) -> NodeVersions {
         let mut versions = NodeVersions::of(&self.gpu.node, &self.world.observer.now());
-        let metrics = self.plugin_metrics().await.unwrap_or_default();
+        let metrics = plugin::metrics(self).await.unwrap_or_default();
         let version = metrics.version().map(str::to_owned);
-        versions.gpushare = version.or_else(|| self.plugin_image()).unwrap_or_default();
+        versions.gpushare = version.or_else(|| plugin::image(self)).unwrap_or_default();
         versions
     }
 

@@ -8,6 +8,7 @@ use serde_json::json;
 
 use super::GpuScenario;
 use super::answers::{Answer, Answers};
+use super::plugin;
 use super::target::{MIB, allocate_most};
 use super::trial::{Finding, Trial, mib};
 
@@ -123,7 +124,7 @@ const MEASURED_WITHIN: Duration = Duration::from_secs(45);
 
 /// The reason that the plugin of the GPU's node has no figure of a program's memory, if it has none.
 async fn not_measured(trial: &Trial) -> Result<Option<String>> {
-    let metrics = match trial.plugin_metrics().await {
+    let metrics = match plugin::metrics(trial).await {
         Ok(metrics) => metrics,
         Err(error) => return Ok(Some(format!("{error:#}"))),
     };
@@ -138,7 +139,7 @@ async fn until_figure(trial: &Trial, pod: &str, accepts: impl Fn(u64) -> bool) -
     let began = Instant::now();
     loop {
         // The figure is absent until the plugin has measured the container.
-        let metrics = trial.plugin_metrics().await.unwrap_or_default();
+        let metrics = plugin::metrics(trial).await.unwrap_or_default();
         let used = metrics.used((&trial.world.namespace, pod), &trial.gpu.uuid);
         if used.is_some_and(&accepts) || began.elapsed() > MEASURED_WITHIN {
             return used

@@ -5,6 +5,7 @@
 
 use crate::choice::cost::{ChoiceContext, CostBasis, cost_decides, taken_part};
 use crate::choice::gpu_room::{free_whole, share_need};
+use crate::choice::order::{gpu_preference, resource_preference};
 use crate::choice::topology::candidates::Pool;
 use crate::choice::topology::groups::{Loss, losses};
 use crate::data::amounts::{Amounts, NamedAmounts, is_within};
@@ -187,7 +188,7 @@ impl<'a> TypeDemand<'a> {
                 if !taken.within(row.free) {
                     return None;
                 }
-                let mut key = inputs.gpu_preference(*need, at, &row).to_vec();
+                let mut key = gpu_preference(inputs, *need, at, &row).to_vec();
                 if let Some(basis) = basis {
                     let cost = basis.cost_of([(at, taken_part(taken, row.total))]);
                     key.insert(0, cost.rank().into());
@@ -201,7 +202,7 @@ impl<'a> TypeDemand<'a> {
                 if !device.is_open() || !is_within(amounts, &free) {
                     return None;
                 }
-                Some(inputs.resource_preference(device, free, amounts))
+                Some(resource_preference(inputs, device, free, amounts))
             }
         }
     }
