@@ -10,7 +10,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use kit::apiserver::{ApiObjects, ApiServer, ApiServerConfig, Fault, Injected, Matching};
+use kit::apiserver::{ApiObjects, ApiServer, Fault, Injected, Matching};
 use kit::cluster::{ClusterSpec, GpuFault, LocalCluster, NodeSetup, WebhookSpec, user_kubeconfig};
 use kit::http_client::HttpClient;
 use kit::observer::ClusterSnapshot;
@@ -775,8 +775,8 @@ async fn until_line(lines: &mut Lines<impl AsyncBufRead + Unpin>, text: &str) ->
 /// The API server goes away in the middle of `-w`, and comes back at the same address.
 async fn watching_goes_on_when_the_api_server_comes_back(installed: &Installed) -> Result<()> {
     let objects = installed.cluster.api().objects();
-    let server = ApiServer::start_with(ApiServerConfig::loopback(), objects.clone()).await?;
-    let listen = server.address();
+    let server = ApiServer::start_with(objects.clone(), 0).await?;
+    let port = server.address().port();
     let kubeconfig = installed.cluster.dir().join("away.kubeconfig");
     server.kubeconfig(&kubeconfig, "admin")?;
     let start = |args: &[&str]| {
@@ -798,11 +798,7 @@ async fn watching_goes_on_when_the_api_server_comes_back(installed: &Installed) 
     let third = PodBuilder::new("third", &[("aliyun.com/gpu-mem", "3")]);
     installed.pods.create(&third).await?;
     installed.until_runs("third").await?;
-    let config = ApiServerConfig {
-        listen,
-        ..ApiServerConfig::loopback()
-    };
-    let server = ApiServer::start_with(config, objects.clone()).await?;
+    let server = ApiServer::start_with(objects.clone(), port).await?;
     gpus.until_shows("9.0 GiB").await?;
     pods.until_shows("third").await?;
     server.shutdown().await;

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::sync::mpsc;
 
-use crate::apiserver::{ApiServer, ApiServerConfig, User};
+use crate::apiserver::{ApiServer, User};
 use crate::connector::Connector;
 use crate::daemons::{Binaries, Crashes, Daemon, Invocation, Program};
 use crate::files;
@@ -29,7 +29,7 @@ use crate::ports::free_address;
 
 pub use cdi_dir::CdiDir;
 pub use node::SimulatedNode;
-pub use node_kind::{Deployment, NodeKind, PluginContainer, RUNTIME_CLASS};
+pub use node_kind::{NodeKind, RUNTIME_CLASS};
 pub use node_spec::{DriverSpecs, GpuFault, GpuSpec, NodeSetup, RuntimeSpec};
 pub use webhooks::WebhookSpec;
 
@@ -149,9 +149,7 @@ impl LocalCluster {
         let binaries = Binaries::locate().await?;
         let scheduler_path = binaries.path(Program::Scheduler)?;
         let dir = TempDir::with_prefix("gpushare-testbed-").context("cannot make a directory")?;
-        let api = ApiServer::start(ApiServerConfig::loopback())
-            .await
-            .context("cannot start the API server")?;
+        let api = ApiServer::start().await.context("cannot start the API server")?;
         let client = user_client(&api, dir.path(), ADMIN, &["system:masters"]).await?;
         for file in BASE {
             // In this order: the CustomResourceDefinition before anything that watches Device objects.
@@ -298,7 +296,7 @@ impl LocalCluster {
         tokio::select! {
             biased;
             crash = self.crashes.first() => Err(crash.into()),
-            found = self.observer.until(what, deadline, condition) => Ok(found?),
+            found = self.observer.until(what, deadline, condition) => found,
         }
     }
 
@@ -339,18 +337,14 @@ impl LocalCluster {
     /// A kubeconfig for kubectl, which sends no token over plain HTTP: it leads to a second server of the same objects, which
     /// asks for none, and which every user of this machine can reach.
     pub async fn kubeconfig(&mut self) -> Result<PathBuf> {
-        let door = ApiServer::start_with(ApiServerConfig::loopback(), self.api.objects().clone()).await?;
+        let door = ApiServer::start_with(self.api.objects().clone(), 0).await?;
         let path = kubeconfig_path(self.dir.path(), "kubectl");
-        door.kubeconfig(&path, ADMIN)
-            .with_context(|| format!("cannot write {}", path.display()))?;
+        door.kubeconfig(&path, ADMIN)?;
         self.open_door = Some(door);
         Ok(path)
     }
 
     /// Writes a file of Prometheus' `file_sd_configs`: the schedulers' metrics at these addresses, and those of every plugin.
-    ///
-    /// # Errors
-    /// The file cannot be written.
     pub fn write_metrics_targets(&self, schedulers: &[SocketAddr]) -> Result<PathBuf> {
         let target = |address: SocketAddr, job: &str, node: &str| {
             let labels = json!({"job": job, "node": node, "namespace": "gpushare-system"});
@@ -438,9 +432,6 @@ impl LocalCluster {
     }
 
     /// A connector to the webhooks that shows no client certificate, and the URL to use with it.
-    ///
-    /// # Errors
-    /// There are no webhooks, or the file of their authority is unreadable.
     pub fn webhook_connector(&self) -> Result<(Connector, String)> {
         let webhooks = self.webhooks.as_ref().context("the cluster has no webhooks")?;
         webhooks.anonymous_to_webhooks()
@@ -530,8 +521,7 @@ pub fn user_kubeconfig(api: &ApiServer, dir: &Path, user: &str, groups: &[&str])
         },
     );
     let path = kubeconfig_path(dir, user);
-    api.kubeconfig(&path, user)
-        .with_context(|| format!("cannot write {}", path.display()))?;
+    api.kubeconfig(&path, user)?;
     Ok(path)
 }
 

@@ -4,7 +4,6 @@
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
@@ -17,10 +16,11 @@ use hyper_util::rt::TokioIo;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio_rustls::TlsConnector;
-use tokio_rustls::client::TlsStream;
+
+use crate::files;
 
 /// Connects to the host of a URL.
 #[derive(Clone, Default)]
@@ -59,30 +59,34 @@ impl Connector {
 
     /// TLS by these files, which are read now and never again, as kube-scheduler does.
     pub fn tls(files: ClientTlsFiles<'_>) -> anyhow::Result<Self> {
-        let roots = roots(files.authorities)?;
-        let read = |path: &Path| format!("cannot read {}", path.display());
-        let own =
-            CertificateDer::pem_file_iter(files.certificate).with_context(|| read(files.certificate))?;
+        let own = CertificateDer::pem_file_iter(files.certificate)
+            .with_context(|| format!("cannot read {}", files.certificate.display()))?;
         let own = own.collect::<Result<Vec<_>, _>>()?;
-        let key = PrivateKeyDer::from_pem_file(files.key).with_context(|| read(files.key))?;
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
-        let config = config
-            .with_root_certificates(roots)
-            .with_client_auth_cert(own, key)?;
-        Ok(Self {
-            tls: Some(TlsConnector::from(Arc::new(config))),
-            ..Self::default()
-        })
+        let key = PrivateKeyDer::from_pem_file(files.key)
+            .with_context(|| format!("cannot read {}", files.key.display()))?;
+        Self::by_tls(files::read(files.authorities)?.as_bytes(), Some((own, key)))
     }
 
     /// TLS that trusts these authorities (PEM) and shows no client certificate.
-    pub fn anonymous(authorities: &Path) -> anyhow::Result<Self> {
+    pub fn trusting(authorities: &[u8]) -> anyhow::Result<Self> {
+        Self::by_tls(authorities, None)
+    }
+
+    fn by_tls(
+        authorities: &[u8],
+        own: Option<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>)>,
+    ) -> anyhow::Result<Self> {
+        let mut roots = RootCertStore::empty();
+        for certificate in CertificateDer::pem_slice_iter(authorities) {
+            roots.add(certificate?)?;
+        }
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
-        let config = config
-            .with_root_certificates(roots(authorities)?)
-            .with_no_client_auth();
+        let config = config.with_root_certificates(roots);
+        let config = match own {
+            Some((certificate, key)) => config.with_client_auth_cert(certificate, key)?,
+            None => config.with_no_client_auth(),
+        };
         Ok(Self {
             tls: Some(TlsConnector::from(Arc::new(config))),
             ..Self::default()
@@ -119,7 +123,7 @@ impl Connector {
     }
 
     /// Connects to the host of a URL, or to the fixed address, with TLS if the scheme is `https`.
-    async fn connect(self, uri: Uri) -> io::Result<TokioIo<Stream>> {
+    async fn connect(self, uri: Uri) -> io::Result<TokioIo<Box<dyn Stream>>> {
         let host = uri.host().unwrap_or_default().trim_matches(['[', ']']).to_owned();
         let stream = match (self.address, self.source) {
             (Some(address), Some(source)) => connect_from(source, address).await?,
@@ -128,11 +132,11 @@ impl Connector {
             (None, _) => TcpStream::connect((host.as_str(), uri.port_u16().unwrap_or(80))).await?,
         };
         stream.set_nodelay(true)?;
-        let stream = match (uri.scheme_str(), self.tls) {
+        let stream: Box<dyn Stream> = match (uri.scheme_str(), self.tls) {
             (Some("https"), Some(tls)) => {
                 let name = ServerName::try_from(host)
                     .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
-                Stream::Tls(Box::new(tls.connect(name, stream).await?))
+                Box::new(tls.connect(name, stream).await?)
             }
             (Some("https"), None) => {
                 return Err(io::Error::new(
@@ -140,7 +144,7 @@ impl Connector {
                     "this client knows no authorities for TLS",
                 ));
             }
-            _ => Stream::Plain(stream),
+            _ => Box::new(stream),
         };
         Ok(TokioIo::new(stream))
     }
@@ -153,21 +157,10 @@ pub async fn connect_from(source: Ipv4Addr, address: SocketAddr) -> io::Result<T
     socket.connect(address).await
 }
 
-/// Reads a file of certificate authorities.
-fn roots(authorities: &Path) -> anyhow::Result<RootCertStore> {
-    let mut roots = RootCertStore::empty();
-    let certificates = CertificateDer::pem_file_iter(authorities)
-        .with_context(|| format!("cannot read {}", authorities.display()))?;
-    for certificate in certificates {
-        roots.add(certificate?)?;
-    }
-    Ok(roots)
-}
-
 impl tower::Service<Uri> for Connector {
-    type Response = TokioIo<Stream>;
+    type Response = TokioIo<Box<dyn Stream>>;
     type Error = io::Error;
-    type Future = BoxFuture<'static, io::Result<TokioIo<Stream>>>;
+    type Future = BoxFuture<'static, io::Result<TokioIo<Box<dyn Stream>>>>;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
@@ -178,49 +171,13 @@ impl tower::Service<Uri> for Connector {
     }
 }
 
-/// A connection.
-#[derive(Debug)]
-pub enum Stream {
-    /// In the clear.
-    Plain(TcpStream),
-    /// Over TLS.
-    Tls(Box<TlsStream<TcpStream>>),
-}
+/// A connection, in the clear or over TLS.
+pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
-impl Connection for Stream {
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
+
+impl Connection for Box<dyn Stream> {
     fn connected(&self) -> Connected {
         Connected::new()
-    }
-}
-
-impl AsyncRead for Stream {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_read(cx, buf),
-            Self::Tls(stream) => Pin::new(stream).poll_read(cx, buf),
-        }
-    }
-}
-
-impl AsyncWrite for Stream {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_write(cx, bytes),
-            Self::Tls(stream) => Pin::new(stream).poll_write(cx, bytes),
-        }
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_flush(cx),
-            Self::Tls(stream) => Pin::new(stream).poll_flush(cx),
-        }
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
-            Self::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
-        }
     }
 }

@@ -5,25 +5,16 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 /// The text of a file.
-///
-/// # Errors
-/// The file cannot be read, or is not UTF-8.
 pub fn read(path: &Path) -> Result<String> {
     std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
 }
 
 /// Writes a file, in place of one that is there.
-///
-/// # Errors
-/// The file cannot be written.
 pub fn write(path: &Path, content: &str) -> Result<()> {
     std::fs::write(path, content).with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// Replaces a file in one step, so that no reader sees half of it.
-///
-/// # Errors
-/// The file cannot be written.
 pub fn replace(path: &Path, content: &str) -> Result<()> {
     let fresh = path.with_extension("new");
     write(&fresh, content)?;
@@ -31,25 +22,16 @@ pub fn replace(path: &Path, content: &str) -> Result<()> {
 }
 
 /// Makes a directory and those above it.
-///
-/// # Errors
-/// The directory cannot be made.
 pub fn make_dir(dir: &Path) -> Result<()> {
     std::fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))
 }
 
 /// Removes a file, which must be there.
-///
-/// # Errors
-/// The file cannot be removed.
 pub fn remove(path: &Path) -> Result<()> {
     std::fs::remove_file(path).with_context(|| format!("cannot remove {}", path.display()))
 }
 
 /// The files of a directory with this extension, by name.
-///
-/// # Errors
-/// The directory cannot be read.
 pub fn with_extension(dir: &Path, extension: &str) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for entry in std::fs::read_dir(dir).with_context(|| format!("cannot read {}", dir.display()))? {

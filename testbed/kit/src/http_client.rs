@@ -1,12 +1,16 @@
 //! A client for HTTP requests to the daemons, such as a user makes with curl.
 
+use anyhow::{Context, Result};
 use bytes::Bytes;
 use http::{Method, Request, StatusCode, header};
-use http_body_util::{BodyExt, Full};
+use http_body_util::{BodyExt, Full, Limited};
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
 
 use crate::connector::Connector;
+
+/// The largest answer that is read, in bytes: no daemon sends as much.
+const MAX_ANSWER: usize = 256 << 20;
 
 /// A client that keeps its connections.
 #[derive(Clone, Debug)]
@@ -14,16 +18,6 @@ pub struct HttpClient {
     client: Client<Connector, Full<Bytes>>,
     /// Sent with every request, if there is one.
     token: Option<String>,
-}
-
-/// The error of a request without an answer.
-#[derive(Debug, thiserror::Error)]
-#[error("{method} {url}")]
-pub struct HttpError {
-    method: Method,
-    url: String,
-    #[source]
-    source: Box<dyn std::error::Error + Send + Sync>,
 }
 
 impl HttpClient {
@@ -50,50 +44,34 @@ impl HttpClient {
     }
 
     /// Sends a GET request; returns status and body.
-    pub async fn get(&self, url: &str) -> Result<(StatusCode, Bytes), HttpError> {
+    pub async fn get(&self, url: &str) -> Result<(StatusCode, Bytes)> {
         self.request(Method::GET, url, Bytes::new()).await
     }
 
     /// Posts JSON; returns status and body.
-    pub async fn post(&self, url: &str, body: impl Into<Bytes>) -> Result<(StatusCode, Bytes), HttpError> {
+    pub async fn post(&self, url: &str, body: impl Into<Bytes>) -> Result<(StatusCode, Bytes)> {
         self.request(Method::POST, url, body.into()).await
     }
 
+    async fn request(&self, method: Method, url: &str, body: Bytes) -> Result<(StatusCode, Bytes)> {
+        let request_line = format!("{method} {url}");
+        let sent = self.send(method, url, body).await;
+        sent.context(request_line)
+    }
+
     /// Sends a request, and reads the whole body of its answer.
-    async fn request(
-        &self,
-        method: Method,
-        url: &str,
-        body: Bytes,
-    ) -> Result<(StatusCode, Bytes), HttpError> {
-        let fail = |source| HttpError {
-            method: method.clone(),
-            url: url.to_owned(),
-            source,
-        };
-        let request = Request::builder()
-            .method(method.clone())
+    async fn send(&self, method: Method, url: &str, body: Bytes) -> Result<(StatusCode, Bytes)> {
+        let mut request = Request::builder()
+            .method(method)
             .uri(url)
             .header(header::CONTENT_TYPE, "application/json");
-        let request = match &self.token {
-            Some(token) => request.header(header::AUTHORIZATION, format!("Bearer {token}")),
-            None => request,
-        };
-        let request = request
-            .body(Full::from(body))
-            .map_err(|error| fail(error.into()))?;
-        let response = self
-            .client
-            .request(request)
-            .await
-            .map_err(|error| fail(error.into()))?;
+        if let Some(token) = &self.token {
+            request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
+        }
+        let response = self.client.request(request.body(Full::from(body))?).await?;
         let status = response.status();
-        let body = response
-            .into_body()
-            .collect()
-            .await
-            .map_err(|error| fail(error.into()))?;
-        Ok((status, body.to_bytes()))
+        let body = Limited::new(response.into_body(), MAX_ANSWER).collect().await;
+        Ok((status, body.map_err(anyhow::Error::from_boxed)?.to_bytes()))
     }
 }
 
@@ -105,8 +83,6 @@ impl Default for HttpClient {
 
 /// Returns true if a GET request is answered with 200.
 pub async fn is_ok(url: &str) -> bool {
-    HttpClient::new()
-        .get(url)
-        .await
-        .is_ok_and(|(status, _)| status == StatusCode::OK)
+    let answer = HttpClient::new().get(url).await;
+    answer.is_ok_and(|(status, _)| status == StatusCode::OK)
 }

@@ -7,6 +7,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
+use anyhow::{Result, bail};
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::runtime::{WatchStreamExt, watcher};
@@ -32,16 +33,6 @@ pub struct ClusterSnapshot {
     pub devices: BTreeMap<String, Device>,
     /// The kinds whose first list is complete.
     synced: BTreeSet<&'static str>,
-}
-
-/// The error of a condition that was not met in time.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("timed out after {waited:?} waiting for {what}: {missing}")]
-pub struct TimedOut {
-    what: String,
-    waited: Duration,
-    /// The missing part at the end of the wait.
-    missing: String,
 }
 
 /// The interval at which a long wait logs what is still missing.
@@ -103,11 +94,9 @@ impl Observer {
     }
 
     /// Waits until the first lists of all watches are complete.
-    pub async fn synced(&self, deadline: Duration) -> Result<(), TimedOut> {
-        self.until("the watches to begin", deadline, |snapshot| {
-            (snapshot.synced.len() == 3).then_some(())
-        })
-        .await
+    pub async fn synced(&self, deadline: Duration) -> Result<()> {
+        let have_begun = |snapshot: &ClusterSnapshot| (snapshot.synced.len() == 3).then_some(());
+        self.until("the watches to begin", deadline, have_begun).await
     }
 
     /// Waits until `condition` is met, evaluating it at every change.
@@ -118,7 +107,7 @@ impl Observer {
         what: &str,
         deadline: Duration,
         mut condition: impl FnMut(&ClusterSnapshot) -> C,
-    ) -> Result<C::Found, TimedOut> {
+    ) -> Result<C::Found> {
         let began = Instant::now();
         let mut progress = interval_at(began + PROGRESS_INTERVAL, PROGRESS_INTERVAL);
         let mut snapshot = self.snapshot.clone();
@@ -140,7 +129,7 @@ impl Observer {
                     }
                     _ = progress.tick() => info!("{:.0} s: waiting for {what}: {missing}", began.elapsed().as_secs_f64()),
                     () = sleep_until(began + deadline) => {
-                        return Err(TimedOut { what: what.to_owned(), waited: deadline, missing });
+                        bail!("timed out after {deadline:?} waiting for {what}: {missing}");
                     }
                 }
             }
@@ -181,9 +170,10 @@ impl ClusterSnapshot {
     /// True if a node has some of a resource that pods may request.
     pub fn offers(&self, node: &str, resource: &str) -> bool {
         let status = self.nodes.get(node).and_then(|node| node.status.as_ref());
-        let allocatable = status.and_then(|status| status.allocatable.as_ref());
-        let amount = allocatable.and_then(|amounts| amounts.get(resource));
-        amount.is_some_and(|amount| amount.0 != "0")
+        let Some(allocatable) = status.and_then(|status| status.allocatable.as_ref()) else {
+            return false;
+        };
+        allocatable.get(resource).is_some_and(|amount| amount.0 != "0")
     }
 
     /// The pods that do not run, with their phase and reason.

@@ -31,9 +31,6 @@ struct Own {
 }
 
 /// A port on loopback that no other testbed gets while this process lives.
-///
-/// # Errors
-/// All ports are taken.
 pub fn free_address() -> Result<SocketAddr> {
     let mut own = OWN.lock();
     loop {

@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
+use anyhow::{Context, Result};
 use k8s_openapi::api::rbac::v1::{PolicyRule, RoleRef, Subject};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Deserialize;
@@ -124,63 +125,50 @@ struct SubjectBinding {
     subjects: Option<Vec<Subject>>,
 }
 
-/// The error of an object whose kind is that of a role or binding and whose content is malformed.
-#[derive(Debug, thiserror::Error)]
-#[error("{kind} {name:?} is not what its kind says")]
-pub struct RbacError {
-    kind: String,
-    name: String,
-    #[source]
-    source: serde_json::Error,
-}
-
 impl Rbac {
     /// Reads the roles and bindings among the objects of a deployment.
-    ///
-    /// # Errors
-    /// A role or binding is malformed; the error names the first one.
-    pub fn of(objects: &[Value]) -> Result<Self, RbacError> {
+    pub fn of(objects: &[Value]) -> Result<Self> {
         let mut rbac = Self::default();
         for object in objects {
-            rbac.read(object)?;
+            match object::text(object, "/kind") {
+                "ClusterRole" | "Role" => rbac.roles.push(parse(object)?),
+                "ClusterRoleBinding" | "RoleBinding" => rbac.bindings.push(parse(object)?),
+                _ => {}
+            }
         }
         Ok(rbac)
     }
 
-    /// Adds the object if it is a role or a binding of one.
-    fn read(&mut self, object: &Value) -> Result<(), RbacError> {
-        match object::text(object, "/kind") {
-            "ClusterRole" | "Role" => self.roles.push(parse(object)?),
-            "ClusterRoleBinding" | "RoleBinding" => self.bindings.push(parse(object)?),
-            _ => {}
-        }
-        Ok(())
-    }
-
     /// True if a user, such as `system:serviceaccount:gpushare-system:gpushare-scheduler`, may send this request.
     pub fn allows(&self, user: &str, access: Permission<'_>, target: RbacTarget<'_>) -> bool {
-        self.rules_of(user).into_iter().any(|(namespace, rule)| {
+        for (namespace, rule) in self.rules_of(user) {
             // A ClusterRole bound by a RoleBinding holds in the binding's namespace only.
             let is_in_scope = namespace.is_empty() || namespace == target.namespace;
-            is_in_scope && allows_name(rule, target.name) && rule_allows(rule, access)
-        })
+            if is_in_scope && allows_name(rule, target.name) && rule_allows(rule, access) {
+                return true;
+            }
+        }
+        false
     }
 
     /// True if a rule names this path outside the API groups and this verb for a user; wildcards are not known here.
     pub(crate) fn allows_path(&self, user: &str, verb: &str, path: &str) -> bool {
-        self.rules_of(user).into_iter().any(|(namespace, rule)| {
-            let names =
-                |list: &Option<Vec<String>>, text: &str| list.iter().flatten().any(|item| item == text);
-            namespace.is_empty()
-                && names(&rule.non_resource_urls, path)
-                && rule.verbs.iter().any(|allowed| allowed == verb)
-        })
+        for (namespace, rule) in self.rules_of(user) {
+            let paths = rule.non_resource_urls.as_deref().unwrap_or_default();
+            if namespace.is_empty() && is_listed(paths, path) && is_listed(&rule.verbs, verb) {
+                return true;
+            }
+        }
+        false
     }
 
     /// All kinds of access that a user has, to any object in any namespace.
     pub fn granted(&self, user: &str) -> BTreeSet<Permission<'_>> {
-        let rules = self.rules_of(user).into_iter();
-        rules.flat_map(|(_, rule)| permissions_of(rule)).collect()
+        let mut granted = BTreeSet::new();
+        for (_, rule) in self.rules_of(user) {
+            granted.extend(permissions_of(rule));
+        }
+        granted
     }
 
     /// The rules of a user, each with the namespace that it is confined to; empty if it holds everywhere.
@@ -188,12 +176,8 @@ impl Rbac {
         let groups = groups_of(user);
         let mut rules = Vec::new();
         for binding in &self.bindings {
-            if !binding
-                .subjects
-                .iter()
-                .flatten()
-                .any(|s| is_subject(s, user, &groups))
-            {
+            let mut subjects = binding.subjects.iter().flatten();
+            if !subjects.any(|subject| is_subject(subject, user, &groups)) {
                 continue;
             }
             let namespace = binding.metadata.namespace.as_deref().unwrap_or_default();
@@ -230,12 +214,12 @@ impl fmt::Display for Permission<'_> {
     }
 }
 
-fn parse<T: DeserializeOwned>(object: &Value) -> Result<T, RbacError> {
-    T::deserialize(object).map_err(|source| RbacError {
-        kind: object::text(object, "/kind").to_owned(),
-        name: object::text(object, "/metadata/name").to_owned(),
-        source,
-    })
+fn parse<T: DeserializeOwned>(object: &Value) -> Result<T> {
+    let (kind, name) = (
+        object::text(object, "/kind"),
+        object::text(object, "/metadata/name"),
+    );
+    T::deserialize(object).with_context(|| format!("{kind} {name:?} is not what its kind says"))
 }
 
 /// The user of requests without a token, where the API server requires none.
@@ -273,20 +257,30 @@ fn is_subject(subject: &Subject, user: &str, groups: &[String]) -> bool {
 fn allows_name(rule: &PolicyRule, name: &str) -> bool {
     let names = rule.resource_names.as_deref().unwrap_or_default();
     // A rule with `resourceNames` allows no request without a name, such as a list or a creation.
-    names.is_empty() || names.iter().any(|allowed| allowed == name)
+    names.is_empty() || is_listed(names, name)
+}
+
+fn is_listed(words: &[String], wanted: &str) -> bool {
+    words.iter().any(|word| word == wanted)
 }
 
 fn rule_allows(rule: &PolicyRule, access: Permission<'_>) -> bool {
-    let has = |words: &Option<Vec<String>>, word: &str| words.iter().flatten().any(|w| w == word || w == "*");
+    let (groups, resources) = (rule.api_groups.as_deref(), rule.resources.as_deref());
+    let resources = resources.unwrap_or_default();
     let resource = match access.subresource {
         "" => access.resource.to_owned(),
         subresource => format!("{}/{subresource}", access.resource),
     };
     // `*/scale` means the subresource of every kind.
     let any_parent = format!("*/{}", access.subresource);
-    has(&rule.api_groups, access.group)
-        && (has(&rule.resources, &resource) || has(&rule.resources, &any_parent))
-        && rule.verbs.iter().any(|verb| verb == access.verb || verb == "*")
+    is_allowed(groups.unwrap_or_default(), access.group)
+        && (is_allowed(resources, &resource) || is_listed(resources, &any_parent))
+        && is_allowed(&rule.verbs, access.verb)
+}
+
+/// Returns true if a list of a rule has this word, or the wildcard.
+fn is_allowed(words: &[String], wanted: &str) -> bool {
+    is_listed(words, wanted) || is_listed(words, "*")
 }
 
 /// The permissions that a rule lists, one for each combination of group, resource and verb.

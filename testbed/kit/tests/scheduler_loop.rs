@@ -15,7 +15,7 @@ use axum::body::Bytes;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::routing::post;
-use kit::apiserver::{ApiServer, ApiServerConfig, Fault, Matching};
+use kit::apiserver::{ApiServer, Fault, Matching};
 use kit::kube_scheduler::{
     KubeScheduler, Options, SchedulerConfiguration, SchedulingAttempt, SchedulingOutcome,
 };
@@ -79,7 +79,7 @@ impl Rig {
              - urlPrefix: http://{address}/x\n  filterVerb: filter\n  nodeCacheCapable: true\n  managedResources: [{{name: {RESOURCE}}}]\n{more}"
         );
         let configuration: SchedulerConfiguration = text.parse().unwrap();
-        let api = ApiServer::start(ApiServerConfig::loopback()).await.unwrap();
+        let api = ApiServer::start().await.unwrap();
         let client = Client::try_from(kube::Config::new(api.url().parse().unwrap())).unwrap();
         let (journal, attempts) = mpsc::unbounded_channel();
         for (name, shares) in [("a", "4"), ("b", "8"), ("c", "8")] {

@@ -13,7 +13,7 @@ use k8s_openapi::api::core::v1::Pod;
 use proto::extender::{ExtenderBindingArgs, ExtenderBindingResult};
 use tempfile::TempDir;
 
-use kit::apiserver::{ApiServer, ApiServerConfig};
+use kit::apiserver::ApiServer;
 use kit::cluster::{LocalCluster, SCHEDULER_USER, user_kubeconfig};
 use kit::console::Console;
 use kit::daemons::{Binaries, Crashes, Daemon, Invocation, Program};
@@ -114,9 +114,7 @@ struct Rig {
 /// Starts an empty API server, and makes the directory for a scheduler's files. The caller fills the API server before the
 /// scheduler starts, whose first list then has everything.
 async fn empty_api_server() -> Result<(ApiServer, TempDir)> {
-    let api = ApiServer::start(ApiServerConfig::loopback())
-        .await
-        .context("cannot start the API server")?;
+    let api = ApiServer::start().await.context("cannot start the API server")?;
     Ok((api, TempDir::with_prefix("gpushare-load-")?))
 }
 

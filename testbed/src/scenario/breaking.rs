@@ -19,7 +19,7 @@ use tokio::time::timeout;
 
 use super::{DEADLINE, World};
 use kit::files;
-use kit::http_client::{HttpClient, HttpError};
+use kit::http_client::HttpClient;
 use kit::kubelet::{Kubelet, KubeletConfig};
 use kit::observer::ClusterSnapshot;
 use kit::parts::{ClusterPart, Commands, NodeFile};
@@ -322,7 +322,7 @@ pub(super) fn plugin_nodes(world: &World) -> Vec<String> {
 }
 
 /// The answer to a bind request that was sent to a stopped extender.
-type LateAnswer = JoinHandle<Result<(StatusCode, Bytes), HttpError>>;
+type LateAnswer = JoinHandle<Result<(StatusCode, Bytes)>>;
 
 /// Sends a stopped extender the request to bind a pod, on a connection that it has taken before: it reads the request when it
 /// goes on.

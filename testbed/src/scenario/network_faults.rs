@@ -62,12 +62,12 @@ async fn bind_reply_lost(world: &mut World) -> Result<()> {
 async fn watches_dropped(world: &mut World) -> Result<()> {
     let faults = world.cluster()?.api().faults().clone();
     let first = world.create_many("first", 6, 1).await?;
-    faults.drop_watches("");
+    faults.drop_watches_of("", "");
     let second = world.create_many("second", 6, 1).await?;
     // A watch that starts from before this gets 410 and has to list again.
     world.cluster()?.api().objects().compact();
     let gone = faults.inject(Matching::requests("watch", "*").times(4), Fault::Refuse(410));
-    faults.drop_watches("");
+    faults.drop_watches_of("", "");
     world.until_running(&first).await?;
     world.until_running(&second).await?;
     ensure_met(&[gone])?;
@@ -77,7 +77,7 @@ async fn watches_dropped(world: &mut World) -> Result<()> {
 
 /// The deletion of all pods also finds pods that no watch has shown yet, so that no scenario leaves pods to the next.
 async fn deletions_need_no_watch(world: &mut World) -> Result<()> {
-    let late = world.cluster()?.api().faults().hold_watches("pods");
+    let late = world.cluster()?.api().faults().hold_watches_of("", "pods");
     world.create_many("unseen", 2, 1).await?;
     world.pods.delete_all().await?;
     let mut left = ClusterSnapshot::of(world.cluster()?.api().objects()).pods;

@@ -75,7 +75,7 @@ async fn device_nonsense(world: &mut World) -> Result<()> {
     }
     let before = read_devices(world)?;
     let faults = world.cluster()?.api().faults().clone();
-    let patches = Matching::requests("patch", "devices").name(|name| name == EDITED);
+    let patches = Matching::requests("patch", "devices").name(EDITED);
     let blocked = faults.inject(patches, Fault::Refuse(500));
     for (idx, (what, devices)) in edits().into_iter().enumerate() {
         let tried = try_edit(world, idx, &devices).await;

@@ -84,7 +84,7 @@ async fn without_api_server(world: &mut World) -> Result<()> {
     let idle = u32::from(gpu_of(world, "before")?.ends_with("-0"));
     let faults = world.cluster()?.api().faults().clone();
     let away = faults.inject(Matching::anything(), Fault::DropConnection);
-    faults.drop_watches("");
+    faults.drop_watches_of("", "");
     let began = Instant::now();
     let found = world.node(&node)?;
     found.restart_plugin().await?;
@@ -123,7 +123,7 @@ async fn mode_without_api_server(world: &mut World) -> Result<()> {
     world.start_units("before", "1", &node).await?;
     let faults = world.cluster()?.api().faults().clone();
     let away = faults.inject(Matching::anything(), Fault::DropConnection);
-    faults.drop_watches("");
+    faults.drop_watches_of("", "");
     let began = Instant::now();
     let found = world.node(&node)?;
     let specs = CdiDir::of(found.kubelet().config())?;

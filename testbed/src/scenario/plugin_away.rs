@@ -70,7 +70,7 @@ async fn plugin_dies(world: &mut World) -> Result<()> {
     controlled.until_running(world, N_KEPT / 3).await?;
     for death in 0..N_DEATHS {
         // A real kubelet writes node status every ten seconds, and until then kube-scheduler counts the devices as they were.
-        let status = Matching::requests("patch", "nodes/status").name(|name| name == NODE);
+        let status = Matching::requests("patch", "nodes/status").name(NODE);
         let late = world.cluster()?.api().faults().inject(status, Fault::Refuse(503));
         world.node(NODE)?.remove_plugin().await;
         let before = controlled.n_failed;

@@ -2,7 +2,7 @@
 //! scheduler may write its own objects and no others.
 
 use http::Method;
-use kit::apiserver::{ApiServer, ApiServerConfig};
+use kit::apiserver::ApiServer;
 use kit::cluster::{PLUGIN_USER, user_client};
 use kit::rbac::{Rbac, RbacTarget, SCHEDULER_CERTIFICATES, SCHEDULER_WEBHOOKS};
 use kube::Client;
@@ -236,7 +236,7 @@ fn cert_manager_issues_the_certificate_instead_of_the_scheduler() {
 /// An API server with the component `fail-closed` and no scheduler, a pod with a GPU that was made before, and clients of an
 /// administrator and of a node's plugin.
 async fn server_without_a_scheduler(objects: &[Value]) -> (ApiServer, [Client; 2]) {
-    let server = ApiServer::start(ApiServerConfig::loopback()).await.unwrap();
+    let server = ApiServer::start().await.unwrap();
     let dir = tempfile::tempdir().unwrap();
     let client = async |user| user_client(&server, dir.path(), user, &[]).await.unwrap();
     let (admin, plugin) = (client("admin").await, client(PLUGIN_USER).await);

@@ -49,7 +49,7 @@ async fn away(inject: &'static str, period: Duration) -> Result<()> {
         .api()
         .faults()
         .inject(Matching::anything(), Fault::DropConnection);
-    cluster.api().faults().drop_watches("");
+    cluster.api().faults().drop_watches_of("", "");
     cluster.node("n1")?.set_health(idle, GpuFault::Xid(79))?;
     let healthy = |kubelet: &Kubelet| kubelet.capacity().get(GPU_MEM).map_or(0, |(_, healthy)| *healthy);
     cluster

@@ -3,9 +3,9 @@
 //! The server has no authorisation: it allows every request of an authenticated caller. Tests compare the recorded requests of a
 //! deployment with its RBAC rules.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 
-use parking_lot::{Mutex, RwLock};
+use parking_lot::RwLock;
 use serde_json::{Value, json};
 
 use super::object;
@@ -46,14 +46,10 @@ pub struct UsedAccess {
 }
 
 /// Tokens and their users. Without any token every request is accepted as `system:anonymous`.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Tokens(RwLock<HashMap<String, User>>);
 
 impl Tokens {
-    pub(crate) fn new(tokens: HashMap<String, User>) -> Self {
-        Self(RwLock::new(tokens))
-    }
-
     pub(crate) fn add(&self, token: String, user: User) {
         self.0.write().insert(token, user);
     }
@@ -61,16 +57,13 @@ impl Tokens {
     /// A token of a user; any of them, if there are several.
     pub(crate) fn token_of(&self, user: &str) -> Option<String> {
         let tokens = self.0.read();
-        tokens
-            .iter()
-            .find(|(_, u)| u.name == user)
-            .map(|(token, _)| token.clone())
+        let (token, _) = tokens.iter().find(|(_, found)| found.name == user)?;
+        Some(token.clone())
     }
 
     /// Answers a `TokenReview` by the tokens, and a `SubjectAccessReview` by the roles and their bindings.
     pub(crate) fn review(&self, mut review: Value, roles: &Rbac) -> Value {
-        let token = review.pointer("/spec/token").and_then(Value::as_str);
-        let status = if let Some(token) = token {
+        let status = if let Some(token) = review.pointer("/spec/token").and_then(Value::as_str) {
             match self.0.read().get(token) {
                 Some(user) => {
                     json!({"authenticated": true, "user": {"username": user.name, "groups": user.all_groups()}})
@@ -78,9 +71,9 @@ impl Tokens {
                 None => json!({"authenticated": false, "error": "invalid bearer token"}),
             }
         } else {
-            let groups = review.pointer("/spec/groups").and_then(Value::as_array);
+            let mut groups = object::array(&review, "/spec/groups").iter();
             // kube-apiserver lets this group do anything before it looks at any role.
-            let is_master = groups.is_some_and(|groups| groups.iter().any(|group| group == "system:masters"));
+            let is_master = groups.any(|group| group == "system:masters");
             json!({"allowed": is_master || is_granted(&review, roles)})
         };
         object::make_object(&mut review).insert("status".to_owned(), status);
@@ -88,7 +81,7 @@ impl Tokens {
     }
 
     /// The caller behind an Authorization header.
-    pub(crate) fn authenticate(&self, header: Option<&str>) -> Result<User, ApiError> {
+    pub(crate) fn authenticate(&self, header: &str) -> Result<User, ApiError> {
         let tokens = self.0.read();
         // Tests that are not about access should not need tokens, so authentication begins with the first token.
         if tokens.is_empty() {
@@ -97,15 +90,15 @@ impl Tokens {
                 ..User::default()
             });
         }
-        let token = header.and_then(|h| h.strip_prefix("Bearer ")).map(str::trim);
-        let user = token.and_then(|t| tokens.get(t)).cloned();
+        let token = header.strip_prefix("Bearer ").unwrap_or_default().trim();
+        let user = tokens.get(token).cloned();
         user.ok_or_else(|| ApiError::new(401, "Unauthorized"))
     }
 }
 
 /// Returns true if a role gives the user of a `SubjectAccessReview` what it asks for.
 fn is_granted(review: &Value, roles: &Rbac) -> bool {
-    let text = |field: &str| review.pointer(field).and_then(Value::as_str).unwrap_or_default();
+    let text = |pointer: &str| object::text(review, pointer);
     let user_name = text("/spec/user");
     if review.pointer("/spec/resourceAttributes").is_none() {
         let path = text("/spec/nonResourceAttributes/path");
@@ -124,23 +117,12 @@ fn is_granted(review: &Value, roles: &Rbac) -> bool {
     roles.allows(user_name, access, target)
 }
 
-/// The access that requests have used so far, each kind once.
-#[derive(Debug, Default)]
-pub(crate) struct Audit(Mutex<BTreeSet<UsedAccess>>);
-
-impl Audit {
-    pub(crate) fn record(&self, access: UsedAccess) {
-        self.0.lock().insert(access);
-    }
-
-    pub(crate) fn snapshot(&self) -> BTreeSet<UsedAccess> {
-        self.0.lock().clone()
-    }
-}
-
 /// The text of a kubeconfig file for this server and user.
 pub(crate) fn kubeconfig(url: &str, user: &str, token: Option<&str>) -> String {
-    let credentials = token.map_or_else(|| json!({}), |token| json!({"token": token}));
+    let credentials = match token {
+        Some(token) => json!({"token": token}),
+        None => json!({}),
+    };
     // A service account works in its own namespace, as a pod's does.
     let namespace = user
         .strip_prefix("system:serviceaccount:")

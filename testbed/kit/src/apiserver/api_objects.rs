@@ -3,39 +3,37 @@
 //! Objects are untyped and shared. Access control, admission webhooks, audit and injected faults belong to the HTTP layer
 //! and do not apply here.
 
+use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use chrono::Utc;
-use parking_lot::{RwLockReadGuard, RwLockWriteGuard};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::DeleteOptions;
+use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use serde_json::{Value, json};
 
-use super::admission::{LocalPorts, ParamInformers};
 use super::patch::PatchFormat;
-use super::pod_log::PodLogs;
 use super::read::ListQuery;
 use super::resource::{Registry, Resource};
 use super::status::ApiError;
-use super::store::{Key, Store};
-use super::verbs::delete::DeleteOptions;
-use super::verbs::{
-    ApiState, RequestTarget, SharedState, WriteOptions, WrittenPart, binding, create, delete, patch, update,
-};
+use super::store::Store;
+use super::verbs::{ApiState, RequestTarget, binding, create, delete, patch, update};
 use super::{object, read};
 
 /// A cheap handle to one API; clones share it.
 #[derive(Debug, Clone)]
-pub struct ApiObjects {
-    inner: Arc<ApiObjectState>,
-}
+pub struct ApiObjects(Arc<SharedState>);
 
 #[derive(Debug)]
-struct ApiObjectState {
-    state: SharedState,
-    logs: PodLogs,
-    services: Arc<LocalPorts>,
+struct SharedState {
+    state: RwLock<ApiState>,
+    /// The output of containers, which the log subresource serves, by the UID of the pod and the container's name.
+    logs: Mutex<HashMap<(String, String), String>>,
+    services: LocalPorts,
     pod_ports: LocalPorts,
 }
+
+/// Addresses on this machine that stand for ports of Services or of pods, by namespace, name and port.
+type LocalPorts = Mutex<HashMap<(String, String, u16), SocketAddr>>;
 
 /// Namespaces that every cluster has.
 const NAMESPACES: &[&str] = &["default", "kube-node-lease", "kube-public", "kube-system"];
@@ -46,17 +44,13 @@ impl ApiObjects {
         let state = ApiState {
             store: Store::new(event_window),
             registry: Registry::new(),
-            params: ParamInformers::default(),
         };
-        let inner = ApiObjectState {
-            state: SharedState::new(state),
-            logs: PodLogs::default(),
-            services: Arc::default(),
+        let objects = Self(Arc::new(SharedState {
+            state: RwLock::new(state),
+            logs: Mutex::default(),
+            services: LocalPorts::default(),
             pod_ports: LocalPorts::default(),
-        };
-        let objects = Self {
-            inner: Arc::new(inner),
-        };
+        }));
         for name in NAMESPACES {
             let namespace = json!({"metadata": {"name": name}});
             if let Err(error) = objects.create("namespaces", namespace) {
@@ -67,41 +61,37 @@ impl ApiObjects {
     }
 
     pub(crate) fn state(&self) -> RwLockReadGuard<'_, ApiState> {
-        self.inner.state.read()
+        self.0.state.read()
     }
 
     pub(crate) fn state_mut(&self) -> RwLockWriteGuard<'_, ApiState> {
-        self.inner.state.write()
+        self.0.state.write()
     }
 
-    pub(crate) fn shared_state(&self) -> &SharedState {
-        &self.inner.state
-    }
-
-    pub(crate) fn logs(&self) -> &PodLogs {
-        &self.inner.logs
-    }
-
-    pub(crate) fn services(&self) -> &Arc<LocalPorts> {
-        &self.inner.services
+    pub(crate) fn service(&self, namespace: &str, name: &str, port: u16) -> Option<SocketAddr> {
+        let key = (namespace.to_owned(), name.to_owned(), port);
+        self.0.services.lock().get(&key).copied()
     }
 
     /// Sets the address on this machine that webhooks behind a Service are called at.
     pub fn route_service(&self, namespace: &str, name: &str, port: u16, address: SocketAddr) {
-        self.inner.services.set(namespace, name, port, address);
+        let key = (namespace.to_owned(), name.to_owned(), port);
+        self.0.services.lock().insert(key, address);
     }
 
-    pub(crate) fn pod_ports(&self) -> &LocalPorts {
-        &self.inner.pod_ports
+    pub(crate) fn pod_port(&self, namespace: &str, pod: &str, port: u16) -> Option<SocketAddr> {
+        let key = (namespace.to_owned(), pod.to_owned(), port);
+        self.0.pod_ports.lock().get(&key).copied()
     }
 
     /// Sets the address on this machine that `port-forward` to a pod's port connects to.
     pub fn route_pod_port(&self, namespace: &str, pod: &str, port: u16, address: SocketAddr) {
-        self.inner.pod_ports.set(namespace, pod, port, address);
+        let key = (namespace.to_owned(), pod.to_owned(), port);
+        self.0.pod_ports.lock().insert(key, address);
     }
 
     /// The resource named `plural` or `plural.group`.
-    pub fn resource(&self, name: &str) -> Result<Arc<Resource>, ApiError> {
+    pub(crate) fn resource(&self, name: &str) -> Result<Arc<Resource>, ApiError> {
         let found = self.state().registry.named(name);
         found.ok_or_else(|| ApiError::new(404, format!("the server doesn't have a resource type \"{name}\"")))
     }
@@ -118,7 +108,7 @@ impl ApiObjects {
             resource,
             namespace,
             name: name.to_owned(),
-            part: WrittenPart::Object,
+            subresource: String::new(),
         })
     }
 
@@ -133,7 +123,7 @@ impl ApiObjects {
     pub fn list(&self, resource: &str, namespace: Option<&str>) -> Result<Vec<Arc<Value>>, ApiError> {
         let resource = self.resource(resource)?;
         let query = ListQuery {
-            namespace: namespace.map(str::to_owned),
+            namespace: namespace.unwrap_or_default().to_owned(),
             ..ListQuery::default()
         };
         let page = read::list(&self.state().store, &resource.storage, &query)?;
@@ -147,15 +137,14 @@ impl ApiObjects {
             name: String::new(),
             ..target
         };
-        let written = create::create(&mut self.state_mut(), &unnamed, value, &options())?;
-        Ok(Arc::clone(&written.version.value))
+        let created = create::create(&mut self.state_mut(), &unnamed, value)?;
+        Ok(Arc::clone(&created.value))
     }
 
     /// Replaces an object, status excepted.
     pub fn update(&self, resource: &str, mut value: Value) -> Result<Arc<Value>, ApiError> {
         let target = self.target_of(resource, &mut value)?;
-        let written = update::update(&mut self.state_mut(), &target, value, &options())?;
-        Ok(Arc::clone(&written.version.value))
+        self.change(&target, |live| update::draft_update(&target, live, value))
     }
 
     /// The target that an object itself names. `apiVersion`, `kind` and namespace are filled in where they are missing.
@@ -180,7 +169,9 @@ impl ApiObjects {
         patch: Value,
     ) -> Result<Arc<Value>, ApiError> {
         let target = self.target(resource, namespace, name)?;
-        self.apply_patch(&target, PatchFormat::Merge, patch)
+        self.change(&target, |live| {
+            patch::draft_patch(&target, live, PatchFormat::Merge, patch, "")
+        })
     }
 
     /// Patches an object's status: `patch` is the new part of the status itself. Lists with merge keys, such as
@@ -193,7 +184,7 @@ impl ApiObjects {
         patch: &Value,
     ) -> Result<Arc<Value>, ApiError> {
         let target = RequestTarget {
-            part: WrittenPart::Status,
+            subresource: "status".to_owned(),
             ..self.target(resource, namespace, name)?
         };
         let format = if target.resource.custom {
@@ -201,18 +192,23 @@ impl ApiObjects {
         } else {
             PatchFormat::Strategic
         };
-        self.apply_patch(&target, format, json!({"status": patch}))
+        let patch = json!({"status": patch});
+        self.change(&target, |live| {
+            patch::draft_patch(&target, live, format, patch, "")
+        })
     }
 
-    /// Patches an object and returns it as it is afterwards.
-    fn apply_patch(
+    /// Stores the change that `draft` makes of an object, and returns the object as it is afterwards.
+    fn change(
         &self,
         target: &RequestTarget,
-        format: PatchFormat,
-        patch: Value,
+        draft: impl FnOnce(Option<&Value>) -> Result<Value, ApiError>,
     ) -> Result<Arc<Value>, ApiError> {
-        let written = patch::patch(&mut self.state_mut(), target, format, patch, &options())?;
-        Ok(Arc::clone(&written.version.value))
+        let mut state = self.state_mut();
+        let before = state.current(target)?;
+        let new = update::settle(target, &before.value, draft(Some(&before.value))?)?;
+        let changed = update::store_settled(&mut state, target, before, new, false)?;
+        Ok(Arc::clone(&changed.value))
     }
 
     /// Deletes an object, a pod with this grace period (or its own for `None`). Returns true if it is removed already.
@@ -225,8 +221,7 @@ impl ApiObjects {
     ) -> Result<bool, ApiError> {
         let target = self.target(resource, namespace, name)?;
         let deletion = DeleteOptions {
-            grace: grace_seconds,
-            now: Utc::now(),
+            grace_period_seconds: grace_seconds,
             ..DeleteOptions::default()
         };
         let deleted = delete::delete(&mut self.state_mut(), &target, &deletion)?;
@@ -236,7 +231,7 @@ impl ApiObjects {
     /// Binds a pod with a Binding object, as `POST pods/{name}/binding` does.
     pub fn bind(&self, namespace: &str, pod: &str, binding: &Value) -> Result<Arc<Value>, ApiError> {
         let target = self.target("pods", namespace, pod)?;
-        let version = binding::bind(&mut self.state_mut(), &target, binding, &options())?;
+        let version = binding::bind(&mut self.state_mut(), &target, binding, false)?;
         Ok(Arc::clone(&version.value))
     }
 
@@ -252,22 +247,18 @@ impl ApiObjects {
 
     /// Adds text to a container's log. It belongs to the pod that has the name now; a later pod of this name has its own log.
     pub fn append_log(&self, namespace: &str, pod: &str, container: &str, text: &str) {
-        let key = Key::new(namespace, pod);
-        let uid = self
-            .get("pods", namespace, pod)
-            .map(|p| object::text(&p, "/metadata/uid").to_owned());
-        self.inner
-            .logs
-            .append(key, uid.unwrap_or_default(), container, text);
+        let pod = self.get("pods", namespace, pod).unwrap_or_default();
+        let key = (
+            object::text(&pod, "/metadata/uid").to_owned(),
+            container.to_owned(),
+        );
+        self.0.logs.lock().entry(key).or_default().push_str(text);
     }
-}
 
-/// The options of all writes by callers in this process.
-fn options() -> WriteOptions {
-    WriteOptions {
-        dry_run: false,
-        manager: String::new(),
-        is_apply: false,
-        now: Utc::now(),
+    /// The log of a container of the pod with this UID; empty if the container has printed nothing.
+    pub(crate) fn log(&self, uid: &str, container: &str) -> String {
+        let logs = self.0.logs.lock();
+        let log = logs.get(&(uid.to_owned(), container.to_owned()));
+        log.cloned().unwrap_or_default()
     }
 }

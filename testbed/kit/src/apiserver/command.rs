@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use clap::Args;
 
-use super::{ApiServer, ApiServerConfig};
+use super::ApiServer;
 
 /// Flags of `testbed api-server`.
 #[derive(Clone, Debug, Args)]
@@ -17,11 +17,7 @@ pub struct ApiServerArgs {
 
 /// Serves until the process is interrupted, and so never returns a value.
 pub async fn run(args: ApiServerArgs) -> Result<bool> {
-    let server = ApiServer::start(ApiServerConfig::loopback())
-        .await
-        .context("cannot start the API server")?;
-    server
-        .kubeconfig(&args.kubeconfig, "admin")
-        .with_context(|| format!("cannot write {}", args.kubeconfig.display()))?;
+    let server = ApiServer::start().await.context("cannot start the API server")?;
+    server.kubeconfig(&args.kubeconfig, "admin")?;
     std::future::pending().await
 }

@@ -5,16 +5,10 @@ use serde_json::Value;
 
 use super::api_objects::ApiObjects;
 use super::object;
-use super::store::Key;
 use crate::kubelet::DEVICE_NODES;
 
-/// The output and exit code of a program.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct ProgramResult {
-    pub(crate) stdout: String,
-    pub(crate) stderr: String,
-    pub(crate) exit_code: u8,
-}
+/// The output of a program that succeeds, or the exit code and error output of one that fails.
+pub(crate) type ProgramResult = Result<String, (u8, String)>;
 
 /// The devices and variables that a container sees.
 #[derive(Debug, Default)]
@@ -35,11 +29,7 @@ impl ContainerView {
     /// The view of a container of a pod, read from its log: the container prints it at each start.
     pub(crate) fn of(objects: &ApiObjects, pod: &Value, container: &str) -> Self {
         let text = |pointer| object::text(pod, pointer);
-        let key = Key::new(
-            text("/metadata/namespace").to_owned(),
-            text("/metadata/name").to_owned(),
-        );
-        let log = objects.logs().read(&key, text("/metadata/uid"), container);
+        let log = objects.log(text("/metadata/uid"), container);
         let mut view = Self::default();
         for line in log.lines() {
             match line.split_once('=') {
@@ -96,14 +86,12 @@ pub(crate) fn run(view: &ContainerView, command: &[&str]) -> ProgramResult {
         }
         ["printenv", variable] => match view.env.iter().find(|(name, _)| name == variable) {
             Some((_, value)) => lines.push(value.clone()),
-            None => return failed(1, String::new()),
+            None => return Err((1, String::new())),
         },
         // The driver's files come with the devices.
         ["nvidia-smi", ..] if view.gpus.is_empty() => {
-            return failed(
-                127,
-                "nvidia-smi: not found: the container sees no GPU\n".to_owned(),
-            );
+            let text = "nvidia-smi: not found: the container sees no GPU\n";
+            return Err((127, text.to_owned()));
         }
         ["nvidia-smi", "-L" | "--list-gpus"] => {
             for (index, SeenGpu { model, uuid, .. }) in view.gpus.iter().enumerate() {
@@ -122,23 +110,11 @@ pub(crate) fn run(view: &ContainerView, command: &[&str]) -> ProgramResult {
                 "{name}: not found: containers of the testbed are simulated, and answer for env, printenv, nvidia-smi and \
                  nvidia-smi -L alone\n"
             );
-            return failed(127, text);
+            return Err((127, text));
         }
     }
     lines.push(String::new());
-    ProgramResult {
-        stdout: lines.join("\n"),
-        stderr: String::new(),
-        exit_code: 0,
-    }
-}
-
-fn failed(exit_code: u8, stderr: String) -> ProgramResult {
-    ProgramResult {
-        stdout: String::new(),
-        stderr,
-        exit_code,
-    }
+    Ok(lines.join("\n"))
 }
 
 #[cfg(test)]
@@ -156,7 +132,7 @@ mod tests {
             env: vec![("A".to_owned(), "1".to_owned())],
             gpus: vec![gpu("GPU-a"), gpu("GPU-b")],
         };
-        let out = |command: &[&str]| run(&view, command).stdout;
+        let out = |command: &[&str]| run(&view, command).unwrap();
         assert_eq!(
             out(&["nvidia-smi", "-L"]),
             "GPU 0: T4 (UUID: GPU-a)\nGPU 1: T4 (UUID: GPU-b)\n"
@@ -167,9 +143,9 @@ mod tests {
             ("A=1\n".into(), "1\n".into())
         );
         for (command, code) in [(&["printenv", "B"][..], 1), (&["ls"], 127), (&[], 127)] {
-            assert_eq!(run(&view, command).exit_code, code, "{command:?}");
+            assert_eq!(run(&view, command).unwrap_err().0, code, "{command:?}");
         }
         let without = run(&ContainerView::default(), &["nvidia-smi", "-L"]);
-        assert_eq!((without.exit_code, without.stdout), (127, String::new()));
+        assert_eq!(without.unwrap_err().0, 127);
     }
 }

@@ -25,12 +25,12 @@ pub(crate) fn answer_discovery(registry: &Registry, path: &str) -> Option<Value>
             let groups: Vec<Value> = groups(registry).iter().map(|g| group(registry, g)).collect();
             Some(json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}))
         }
-        ["apis", name] => groups(registry).contains(name).then(|| {
+        ["apis", name] if groups(registry).contains(name) => {
             let mut found = group(registry, name);
             set(&mut found, "kind", "APIGroup".into());
             set(&mut found, "apiVersion", "v1".into());
-            found
-        }),
+            Some(found)
+        }
         ["apis", group, version] => resource_list(registry, group, version),
         ["openapi", "v3"] => Some(openapi_index(registry)),
         ["openapi", "v3", "api", version] => openapi(registry, "", version),
@@ -41,40 +41,34 @@ pub(crate) fn answer_discovery(registry: &Registry, path: &str) -> Option<Value>
 
 /// The API groups that are served, each once; the core group has no name and is not among them.
 fn groups(registry: &Registry) -> Vec<&str> {
-    let mut groups: Vec<&str> = Vec::new();
-    for resource in registry.all() {
-        if !resource.group.is_empty() && !groups.contains(&resource.group.as_str()) {
-            groups.push(&resource.group);
-        }
-    }
-    groups
+    let groups = registry.all().iter().map(|resource| resource.group.as_str());
+    each_once(groups.filter(|group| !group.is_empty()))
 }
 
-fn versions<'a>(registry: &'a Registry, group: &str) -> Vec<&'a str> {
-    let mut versions: Vec<&str> = Vec::new();
-    for resource in registry.all().iter().filter(|r| r.group == group) {
-        if !versions.contains(&resource.version.as_str()) {
-            versions.push(&resource.version);
+fn each_once<'a>(names: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
+    let mut once = Vec::new();
+    for name in names {
+        if !once.contains(&name) {
+            once.push(name);
         }
     }
-    versions
+    once
 }
 
 /// One entry of an `APIGroupList`: a group with its versions.
 fn group(registry: &Registry, name: &str) -> Value {
-    let versions: Vec<Value> = versions(registry, name)
-        .into_iter()
-        .map(|v| json!({"groupVersion": group_version(name, v), "version": v}))
-        .collect();
+    let members = registry.all().iter().filter(|resource| resource.group == name);
+    let mut versions = Vec::new();
+    for version in each_once(members.map(|resource| resource.version.as_str())) {
+        versions.push(json!({"groupVersion": group_version(name, version), "version": version}));
+    }
     json!({"name": name, "versions": versions, "preferredVersion": versions.first()})
 }
 
 fn resources_of<'a>(registry: &'a Registry, group: &str, version: &str) -> Vec<&'a Resource> {
-    registry
-        .all()
-        .iter()
-        .map(AsRef::as_ref)
-        .filter(|r| r.group == group && r.version == version)
+    let resources = registry.all().iter().map(AsRef::as_ref);
+    resources
+        .filter(|found| found.group == group && found.version == version)
         .collect()
 }
 
@@ -100,7 +94,7 @@ fn discovery_entries(resource: &Resource) -> Vec<Value> {
     };
     let verbs: Vec<&str> = verbs.split(' ').collect();
     let mut main = json!({
-        "name": resource.plural, "singularName": resource.singular, "namespaced": resource.namespaced,
+        "name": resource.plural, "singularName": resource.kind.to_lowercase(), "namespaced": resource.namespaced,
         "kind": resource.kind, "verbs": verbs,
     });
     if !resource.short_names.is_empty() {
@@ -108,12 +102,8 @@ fn discovery_entries(resource: &Resource) -> Vec<Value> {
     }
     let mut entries = vec![main];
     if resource.status {
-        entries.push(subresource(
-            resource,
-            "status",
-            &resource.kind,
-            &["get", "patch", "update"],
-        ));
+        let verbs = ["get", "patch", "update"];
+        entries.push(subresource(resource, "status", &resource.kind, &verbs));
     }
     for action in resource.actions() {
         entries.push(match *action {
@@ -170,11 +160,8 @@ fn openapi(registry: &Registry, group: &str, version: &str) -> Option<Value> {
         } else {
             ""
         };
-        let path = format!(
-            "{root}/{}{scope}/{}/{{name}}",
-            resource.api_version(),
-            resource.plural
-        );
+        let (api_version, plural) = (resource.api_version(), &resource.plural);
+        let path = format!("{root}/{api_version}{scope}/{plural}/{{name}}");
         let parameter = |name: &str| json!({"name": name, "in": "query", "schema": {"type": "string"}});
         let operation = json!({
             "x-kubernetes-action": "patch", "x-kubernetes-group-version-kind": kind,
@@ -183,16 +170,13 @@ fn openapi(registry: &Registry, group: &str, version: &str) -> Option<Value> {
         });
         // kubectl reads these parameters to learn that the server knows dry runs and field validation.
         paths.insert(path, json!({"patch": operation}));
-        let mut schema = match resource.schema.as_deref() {
-            Some(Value::Object(schema)) => schema.clone(),
-            _ => Map::from_iter([("type".to_owned(), Value::from("object"))]),
+        let mut schema = match &resource.schema {
+            Value::Null => json!({"type": "object"}),
+            schema => schema.clone(),
         };
-        schema.insert("x-kubernetes-group-version-kind".to_owned(), json!([kind]));
+        set(&mut schema, "x-kubernetes-group-version-kind", json!([kind]));
         let group = if group.is_empty() { "core" } else { group };
-        schemas.insert(
-            format!("{group}.{version}.{}", resource.kind),
-            Value::Object(schema),
-        );
+        schemas.insert(format!("{group}.{version}.{}", resource.kind), schema);
     }
     Some(json!({
         "openapi": "3.0.0", "info": {"title": "Kubernetes", "version": "v1.33.0"},

@@ -13,6 +13,7 @@ use rand::RngExt;
 use rand::rngs::StdRng;
 use tokio::sync::{broadcast, watch};
 
+use super::access::UsedAccess;
 use super::status::ApiError;
 use crate::dice::dice;
 
@@ -31,30 +32,21 @@ pub enum Fault {
     DropReply,
 }
 
-type NamePredicate = dyn Fn(&str) -> bool + Send + Sync;
-
-/// Selects the requests that a fault meets. Every condition that is set has to hold.
-#[derive(Clone, Default)]
+/// Selects the requests that a fault meets. Every condition that is set has to hold; an empty text accepts everything.
+#[derive(Clone, Debug, Default)]
 pub struct Matching {
-    user: Option<String>,
-    verb: Option<String>,
-    resource: Option<String>,
-    name: Option<Arc<NamePredicate>>,
+    user: String,
+    verb: String,
+    resource: String,
+    name: String,
     percent: Option<u8>,
     /// The number of requests that the fault still meets.
     times: Option<u64>,
 }
 
-impl std::fmt::Debug for Matching {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Matching")
-            .field("user", &self.user)
-            .field("verb", &self.verb)
-            .field("resource", &self.resource)
-            .field("percent", &self.percent)
-            .field("times", &self.times)
-            .finish_non_exhaustive()
-    }
+/// Returns true if a condition accepts this text.
+fn accepts(wanted: &str, found: &str) -> bool {
+    wanted.is_empty() || wanted == found
 }
 
 impl Matching {
@@ -66,8 +58,8 @@ impl Matching {
     /// Requests with this RBAC verb for a resource in RBAC's words, such as `pods`, `pods/binding`, or `*` for any.
     pub fn requests(verb: &str, resource: &str) -> Self {
         Self {
-            verb: Some(verb.to_owned()),
-            resource: Some(resource.to_owned()).filter(|resource| resource != "*"),
+            verb: verb.to_owned(),
+            resource: resource.trim_matches('*').to_owned(),
             ..Self::default()
         }
     }
@@ -75,14 +67,14 @@ impl Matching {
     /// Only the requests of this user.
     #[must_use]
     pub fn user(mut self, name: &str) -> Self {
-        self.user = Some(name.to_owned());
+        name.clone_into(&mut self.user);
         self
     }
 
-    /// Only requests for objects whose name satisfies a predicate; the name of a collection is empty.
+    /// Only requests for the object of this name.
     #[must_use]
-    pub fn name(mut self, accepts: impl Fn(&str) -> bool + Send + Sync + 'static) -> Self {
-        self.name = Some(Arc::new(accepts));
+    pub fn name(mut self, name: &str) -> Self {
+        name.clone_into(&mut self.name);
         self
     }
 
@@ -100,28 +92,17 @@ impl Matching {
         self
     }
 
-    /// Returns true if a rule with these conditions may apply to a call; a condition that is not set accepts everything.
-    fn accepts(&self, call: &ApiCall<'_>) -> bool {
-        let is = |wanted: &Option<String>, found: &str| wanted.as_deref().is_none_or(|w| w == found);
-        let resource = match call.subresource {
-            "" => call.resource.to_owned(),
-            subresource => format!("{}/{subresource}", call.resource),
+    /// Returns true if a rule with these conditions may apply to a request for the object of this name.
+    fn accepts(&self, request: &UsedAccess, name: &str) -> bool {
+        let resource = match request.subresource.as_str() {
+            "" => request.resource.clone(),
+            subresource => format!("{}/{subresource}", request.resource),
         };
-        is(&self.user, call.user)
-            && is(&self.verb, call.verb)
-            && is(&self.resource, &resource)
-            && self.name.as_ref().is_none_or(|accepts| accepts(call.name))
+        accepts(&self.user, &request.user)
+            && accepts(&self.verb, &request.verb)
+            && accepts(&self.resource, &resource)
+            && accepts(&self.name, name)
     }
-}
-
-/// A request, as faults see it.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct ApiCall<'a> {
-    pub(crate) user: &'a str,
-    pub(crate) verb: &'a str,
-    pub(crate) resource: &'a str,
-    pub(crate) subresource: &'a str,
-    pub(crate) name: &'a str,
 }
 
 /// An injected fault, and the requests that it meets.
@@ -134,12 +115,12 @@ struct FaultRule {
 }
 
 impl FaultRule {
-    /// Returns true if the fault meets a call: by chance where only a percentage of the calls is selected.
-    fn meets(&mut self, call: &ApiCall<'_>) -> bool {
-        let matching = &self.matching;
-        let is_selected = matching.times != Some(0) && matching.accepts(call);
-        let percent = matching.percent;
-        is_selected && percent.is_none_or(|percent| self.dice.random_range(0..100) < percent)
+    /// Returns true if the fault meets a request: by chance where only a percentage of the requests is selected.
+    fn meets(&mut self, request: &UsedAccess, name: &str) -> bool {
+        let percent = self.matching.percent.unwrap_or(100);
+        self.matching.times != Some(0)
+            && self.matching.accepts(request, name)
+            && self.dice.random_range(0..100) < percent
     }
 }
 
@@ -182,8 +163,7 @@ pub(crate) struct WatchSelection {
 impl WatchSelection {
     /// Returns true if a watch of this resource by this user is selected.
     pub(crate) fn includes(&self, resource: &str, user: &str) -> bool {
-        let is = |wanted: &str, found: &str| wanted.is_empty() || wanted == found;
-        is(&self.resource, resource) && is(&self.user, user)
+        accepts(&self.resource, resource) && accepts(&self.user, user)
     }
 }
 
@@ -256,12 +236,7 @@ impl Faults {
         self.0.rules.lock().clear();
     }
 
-    /// Cuts the connections of all watches on a resource (plural), or of all watches for an empty name.
-    pub fn drop_watches(&self, resource: &str) {
-        self.drop_watches_of("", resource);
-    }
-
-    /// Cuts the connections of one user's watches on a resource.
+    /// Cuts the connections of one user's watches on a resource (plural); an empty text stands for all.
     pub fn drop_watches_of(&self, user: &str, resource: &str) {
         self.order(user, resource, WatchOrder::Cut);
     }
@@ -280,12 +255,7 @@ impl Faults {
         let _ = self.0.orders.send((watches, order));
     }
 
-    /// Holds back the events of all watches on a resource (plural) until the result is dropped.
-    pub fn hold_watches(&self, resource: &str) -> HeldWatches {
-        self.hold_watches_of("", resource)
-    }
-
-    /// Holds back the events of one user's watches on a resource until the result is dropped.
+    /// Holds back the events of one user's watches on a resource until the result is dropped; an empty text stands for all.
     pub fn hold_watches_of(&self, user: &str, resource: &str) -> HeldWatches {
         let watches = WatchSelection {
             resource: resource.to_owned(),
@@ -299,15 +269,18 @@ impl Faults {
     }
 
     /// Returns the fault that meets a request, if any, and counts the hit.
-    pub(crate) fn take_fault(&self, call: &ApiCall<'_>) -> Option<Fault> {
+    pub(crate) fn take_fault(&self, request: &UsedAccess, name: &str) -> Option<Fault> {
         let mut rules = self.0.rules.lock();
-        let rule = rules
-            .values_mut()
-            // A rule that is used up stays in the table, so that its number of hits can still be read.
-            .find_map(|rule| rule.meets(call).then_some(rule))?;
-        rule.matching.times = rule.matching.times.map(|n| n - 1);
-        rule.n_hits.fetch_add(1, Ordering::AcqRel);
-        Some(rule.fault)
+        for rule in rules.values_mut() {
+            if rule.meets(request, name) {
+                if let Some(times) = &mut rule.matching.times {
+                    *times -= 1;
+                }
+                rule.n_hits.fetch_add(1, Ordering::AcqRel);
+                return Some(rule.fault);
+            }
+        }
+        None
     }
 
     /// The number of watches that have been cut.

@@ -2,34 +2,34 @@
 //!
 //! The rules about objects are elsewhere. Every error is answered as a `Status` object.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use axum::Router;
 use axum::body::Body;
-use axum::extract::{Request, State};
+use axum::extract::Request;
 use axum::response::Response;
 use bytes::Bytes;
 use http::header::{AUTHORIZATION, CONTENT_TYPE, RETRY_AFTER};
-use http::{HeaderValue, StatusCode};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use tower::ServiceExt as _;
 
-use super::access::{Audit, Tokens, UsedAccess};
+use super::access::{Tokens, UsedAccess};
 use super::api_objects::ApiObjects;
 use super::discovery;
-use super::faults::{ApiCall, Fault, Faults, refusal};
+use super::faults::{Fault, Faults, refusal};
 use super::status::ApiError;
 use request::ApiRequest;
-use route::{Query, Route};
+use route::{Query, parse_path};
 
 mod admitted;
 mod collection;
@@ -46,19 +46,14 @@ mod websocket;
 pub(crate) struct Server {
     pub(crate) objects: ApiObjects,
     pub(crate) tokens: Tokens,
-    pub(crate) audit: Audit,
+    /// The access that requests have used so far.
+    pub(crate) accesses: Mutex<BTreeSet<UsedAccess>>,
     pub(crate) faults: Faults,
     pub(crate) stopping: CancellationToken,
 }
 
-async fn handle(State(server): State<Arc<Server>>, request: Request) -> Response {
-    respond(server, request)
-        .await
-        .unwrap_or_else(|error| error_answer(&error))
-}
-
 /// Answers a request: a probe, discovery, an upgrade of the connection, or a verb on a resource.
-async fn respond(server: Arc<Server>, request: Request) -> Result<Response, ApiError> {
+async fn respond(server: &Server, request: Request) -> Result<Response, ApiError> {
     let path = request.uri().path().trim_matches('/').to_owned();
     match path.as_str() {
         // Probes and the version are public, also with tokens.
@@ -68,44 +63,41 @@ async fn respond(server: Arc<Server>, request: Request) -> Result<Response, ApiE
     }
     let user = server
         .tokens
-        .authenticate(request.headers().get(AUTHORIZATION).and_then(|h| h.to_str().ok()))?;
+        .authenticate(header_text(request.headers(), AUTHORIZATION))?;
     if request.method() == http::Method::GET
         && let Some(found) = discovery::answer_discovery(&server.objects.state().registry, &path)
     {
         return Ok(json_answer(200, &found));
     }
     let query = Query::parse(request.uri().query().unwrap_or_default());
-    let route = Route::parse(&server.objects, request.method(), &path, &query)?;
-    server.audit.record(UsedAccess {
+    let (verb, target) = parse_path(&server.objects, request.method(), &path, &query)?;
+    let access = UsedAccess {
         user: user.name.clone(),
-        verb: route.verb.to_owned(),
-        api_group: route.resource.group.clone(),
-        resource: route.resource.plural.clone(),
-        subresource: route.subresource.clone(),
-    });
+        verb: verb.to_owned(),
+        api_group: target.resource.group.clone(),
+        resource: target.resource.plural.clone(),
+        subresource: target.subresource.clone(),
+    };
+    server.accesses.lock().insert(access.clone());
     // An upgrade takes over the connection, so its body must not be read here.
-    match route.subresource.as_str() {
-        "portforward" => return port_forward::upgrade(&server, request, &route, &query),
-        "exec" => return exec::upgrade(&server, request, &route, &query),
+    match target.subresource.as_str() {
+        "portforward" => return port_forward::upgrade(server, request, &target, &query),
+        "exec" => return exec::upgrade(server, request, &target, &query),
         _ => {}
     }
     // The body is read before faults apply: a connection that breaks while the client still sends would show as
     // another error there.
-    let request = ApiRequest::read(request, route, query, user).await?;
-    with_faults(server, request).await
+    let request = ApiRequest::read(request, (verb, target), query, user).await?;
+    with_faults(server, request, &access).await
 }
 
 /// Answers a request as the injected fault that matches it demands, or without a fault by its verb alone.
-async fn with_faults(server: Arc<Server>, request: ApiRequest) -> Result<Response, ApiError> {
-    let object_name = request.fault_name();
-    let call = ApiCall {
-        user: &request.user.name,
-        verb: request.route.verb,
-        resource: &request.route.resource.plural,
-        subresource: &request.route.subresource,
-        name: &object_name,
-    };
-    match server.faults.take_fault(&call) {
+async fn with_faults(
+    server: &Server,
+    request: ApiRequest,
+    access: &UsedAccess,
+) -> Result<Response, ApiError> {
+    match server.faults.take_fault(access, &request.fault_name()) {
         Some(Fault::DropConnection) => return Ok(hang_up()),
         Some(Fault::Refuse(code)) => return Err(refusal(code, None)),
         Some(Fault::RefuseUntil(code, seconds)) => return Err(refusal(code, Some(seconds))),
@@ -115,12 +107,12 @@ async fn with_faults(server: Arc<Server>, request: ApiRequest) -> Result<Respons
         },
         Some(Fault::DropReply) => {
             // The request is handled, and its reply is dropped, success or error.
-            let _ = dispatch(&server, &request).await;
+            let _ = dispatch(server, &request).await;
             return Ok(hang_up());
         }
         None => {}
     }
-    dispatch(&server, &request).await
+    dispatch(server, &request).await
 }
 
 /// The answer in place of which the connection closes.
@@ -131,8 +123,8 @@ fn hang_up() -> Response {
 }
 
 /// Calls the handler of the request's verb and subresource.
-async fn dispatch(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
-    match (request.route.verb, request.route.subresource.as_str()) {
+async fn dispatch(server: &Server, request: &ApiRequest) -> Result<Response, ApiError> {
+    match (request.verb, request.target.subresource.as_str()) {
         ("list", _) => collection::list(server, request),
         ("watch", _) => collection::watch(server, request),
         ("deletecollection", _) => collection::delete(server, request).await,
@@ -149,7 +141,7 @@ async fn dispatch(server: &Arc<Server>, request: &ApiRequest) -> Result<Response
         }
         ("delete", "") => object_verbs::delete(server, request).await,
         (verb, _) => Err(ApiError::method_not_allowed(
-            &request.route.resource.qualified(),
+            &request.target.resource.qualified(),
             verb,
         )),
     }
@@ -158,14 +150,13 @@ async fn dispatch(server: &Arc<Server>, request: &ApiRequest) -> Result<Response
 /// Serves connections until the server stops, and then until the running requests have ended.
 pub(crate) async fn serve(listener: TcpListener, server: Arc<Server>) {
     let stopping = server.stopping.clone();
-    let router = Router::new().fallback(handle).with_state(server);
     let connections = TaskTracker::new();
     loop {
         tokio::select! {
             () = stopping.cancelled() => break,
             accepted = listener.accept() => match accepted {
                 Ok(connection) => {
-                    connections.spawn(serve_connection(connection, router.clone(), stopping.clone()));
+                    connections.spawn(serve_connection(connection, Arc::clone(&server)));
                 }
                 Err(error) => tracing::warn!(%error, "cannot accept a connection"),
             },
@@ -176,15 +167,12 @@ pub(crate) async fn serve(listener: TcpListener, server: Arc<Server>) {
 }
 
 /// Serves one client connection until the client closes it or the server stops.
-async fn serve_connection(
-    (stream, peer): (TcpStream, SocketAddr),
-    router: Router,
-    stopping: CancellationToken,
-) {
+async fn serve_connection((stream, peer): (TcpStream, SocketAddr), server: Arc<Server>) {
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%error, %peer, "cannot set TCP_NODELAY");
     }
-    let service = service_fn(move |request| answer_or_hang_up(router.clone(), request));
+    let stopping = server.stopping.clone();
+    let service = service_fn(move |request| answer_or_hang_up(Arc::clone(&server), request));
     let connection = http1::Builder::new()
         // A kept connection may be idle for longer than hyper's default timeout, and clients would see it reset.
         .header_read_timeout(None)
@@ -205,11 +193,9 @@ async fn serve_connection(
 }
 
 /// Answers one request; an error closes the connection without a reply.
-async fn answer_or_hang_up(router: Router, request: http::Request<Incoming>) -> Result<Response, io::Error> {
-    let response = match router.oneshot(request.map(Body::new)).await {
-        Ok(response) => response,
-        Err(never) => match never {},
-    };
+async fn answer_or_hang_up(server: Arc<Server>, request: http::Request<Incoming>) -> io::Result<Response> {
+    let answer = respond(&server, request.map(Body::new)).await;
+    let response = answer.unwrap_or_else(|error| error_answer(&error));
     if response.extensions().get::<Hangup>().is_some() {
         return Err(io::Error::new(io::ErrorKind::ConnectionAborted, "injected fault"));
     }
@@ -219,6 +205,12 @@ async fn answer_or_hang_up(router: Router, request: http::Request<Incoming>) -> 
 /// Marks a response that must not be sent: the connection closes instead, as an injected fault.
 #[derive(Debug, Clone, Copy)]
 struct Hangup;
+
+/// The text of a header; empty without it.
+pub(super) fn header_text(headers: &HeaderMap, name: HeaderName) -> &str {
+    let value = headers.get(name).and_then(|value| value.to_str().ok());
+    value.unwrap_or_default()
+}
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 

@@ -1,7 +1,6 @@
 //! Names: the rules for names, labels and annotations of objects, and generated names and UIDs.
 
 use std::collections::hash_map::RandomState;
-use std::fmt::Write as _;
 use std::hash::{BuildHasher, Hasher};
 
 use serde_json::Value;
@@ -120,13 +119,9 @@ pub(crate) fn uid() -> String {
     let random = (u128::from(random()) << 64) | u128::from(random());
     // RFC 9562: four bits hold the version, and two the variant.
     let bits = (random & !(0xf << 76) & !(0x3 << 62)) | (0x4 << 76) | (0x2 << 62);
-    let mut uid = String::with_capacity(36);
-    for (i, byte) in bits.to_be_bytes().iter().enumerate() {
-        if matches!(i, 4 | 6 | 8 | 10) {
-            uid.push('-');
-        }
-        // Writing to a String cannot fail.
-        let _ = write!(uid, "{byte:02x}");
+    let mut uid = format!("{bits:032x}");
+    for dash in [8, 13, 18, 23] {
+        uid.insert(dash, '-');
     }
     uid
 }

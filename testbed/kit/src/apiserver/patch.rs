@@ -19,27 +19,30 @@ pub(crate) enum PatchFormat {
 }
 
 impl PatchFormat {
-    /// The format of a content type without parameters; `None` if it is no patch's.
-    pub(crate) fn of(content_type: &str) -> Option<Self> {
+    /// The format of a content type without parameters, for a custom or built-in resource.
+    pub(crate) fn of(content_type: &str, is_custom: bool) -> Result<Self, ApiError> {
         match content_type {
-            "application/json-patch+json" => Some(Self::Json),
-            "application/merge-patch+json" => Some(Self::Merge),
-            "application/strategic-merge-patch+json" => Some(Self::Strategic),
-            "application/apply-patch+yaml" => Some(Self::Apply),
-            _ => None,
+            "application/json-patch+json" => Ok(Self::Json),
+            "application/merge-patch+json" => Ok(Self::Merge),
+            // Custom resources have no Go structure whose tags would say how lists merge.
+            "application/strategic-merge-patch+json" if !is_custom => Ok(Self::Strategic),
+            "application/apply-patch+yaml" => Ok(Self::Apply),
+            _ => Err(ApiError::new(
+                415,
+                "the body of the request was in an unknown format - accepted media types include: \
+                 application/json-patch+json, application/merge-patch+json, application/apply-patch+yaml",
+            )),
         }
     }
 }
 
 /// Applies a JSON patch (RFC 6902).
 pub(crate) fn json_patch(object: &mut Value, patch: Value) -> Result<(), ApiError> {
-    let malformed = |why: String| ApiError::bad_request(format!("error decoding patch: {why}"));
-    let operations: json_patch::Patch =
-        serde_json::from_value(patch).map_err(|e| malformed(e.to_string()))?;
-    json_patch::patch(object, &operations).map_err(|e| {
-        ApiError::new(
-            422,
-            format!("the server rejected our request due to an error in our request: {e}"),
-        )
+    let operations: json_patch::Patch = serde_json::from_value(patch)
+        .map_err(|error| ApiError::bad_request(format!("error decoding patch: {error}")))?;
+    let patched = json_patch::patch(object, &operations);
+    patched.map_err(|error| {
+        let why = format!("the server rejected our request due to an error in our request: {error}");
+        ApiError::new(422, why)
     })
 }

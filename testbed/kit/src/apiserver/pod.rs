@@ -40,18 +40,13 @@ pub(crate) fn default_spec(pod: &mut Value) {
     tolerate_unreachable(spec);
     for list in CONTAINERS {
         for container in object::items_mut(pod, list) {
-            default_container(container);
+            object::default(object::make_object(container), "resources", json!({}));
+            for port in object::items_mut(container, "/ports") {
+                object::default(object::make_object(port), "protocol", "TCP");
+            }
+            default_requests(container);
         }
     }
-}
-
-/// Fills in the defaults of a container.
-fn default_container(container: &mut Value) {
-    object::default(object::make_object(container), "resources", json!({}));
-    for port in object::items_mut(container, "/ports") {
-        object::default(object::make_object(port), "protocol", "TCP");
-    }
-    default_requests(container);
 }
 
 /// Adds the tolerations of unreachable nodes that kube-apiserver gives every pod.
@@ -59,17 +54,21 @@ fn tolerate_unreachable(spec: &mut Map<String, Value>) {
     // DefaultTolerationSeconds: a pod stays on an unreachable node for five minutes, unless it has its own tolerations.
     let tolerations = object::make_array(spec.entry("tolerations").or_insert(Value::Null));
     for key in ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"] {
-        let tolerated = |t: &Value| {
-            let effect = object::text(t, "/effect");
-            matches!(object::text(t, "/key"), found if found == key || found.is_empty())
-                && matches!(effect, "" | "NoExecute")
-        };
-        if !tolerations.iter().any(tolerated) {
+        if !tolerations.iter().any(|found| tolerates(found, key)) {
             tolerations.push(
                 json!({"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300}),
             );
         }
     }
+}
+
+/// Returns true if a toleration is for the effect `NoExecute` of a taint with this key.
+fn tolerates(toleration: &Value, key: &str) -> bool {
+    let (found, effect) = (
+        object::text(toleration, "/key"),
+        object::text(toleration, "/effect"),
+    );
+    (found == key || found.is_empty()) && matches!(effect, "" | "NoExecute")
 }
 
 /// Sets a condition of a pod, in place of the pod's earlier condition of the same type.
@@ -168,9 +167,8 @@ fn check_container<'a>(
 
 /// Lists the changes of an update that the rules for pods forbid.
 pub(crate) fn check_update(old: &Value, new: &Value) -> Vec<InvalidField> {
-    let (before, after) = (old.get("spec"), new.get("spec"));
     // Most updates are of metadata or status.
-    if before == after || immutable_part(before) == immutable_part(after) {
+    if old.get("spec") == new.get("spec") || immutable_part(old) == immutable_part(new) {
         return Vec::new();
     }
     let why = "pod updates may not change fields other than `spec.containers[*].image`,\
@@ -196,39 +194,35 @@ pub(crate) fn resized(old: &Value, new: &Value) -> Value {
     pod
 }
 
-/// Lists the changes of a resize that the rules for pods forbid. Rules about the quality-of-service class and about removed
-/// amounts of CPU and memory are left out.
+/// Lists the changes of a resize that the rules for pods forbid. Rules about the quality-of-service class, about removed amounts
+/// of CPU and memory and about static pods are left out.
 pub(crate) fn check_resize(old: &Value, new: &Value) -> Vec<InvalidField> {
     let mut errors = Vec::new();
-    if !object::text(old, MIRROR).is_empty() {
-        // An error about the pod as a whole names no field.
-        errors.push(InvalidField::forbidden("", "static pods cannot be resized"));
-    }
     for list in ["initContainers", "containers"] {
         for (i, container) in object::array(new, &format!("/spec/{list}")).iter().enumerate() {
             check_resources(container, &format!("spec.{list}[{i}]"), &mut errors);
         }
     }
-    let without_native = |pod: &Value| {
-        let mut spec = pod.get("spec").cloned().unwrap_or_default();
-        for list in ["/containers", "/initContainers"] {
-            for container in object::items_mut(&mut spec, list) {
-                for amounts in ["limits", "requests"] {
-                    let resources = object::child(container, "resources");
-                    let amounts = object::make_object(resources.entry(amounts).or_insert(Value::Null));
-                    amounts.retain(|name, _| name != "cpu" && name != "memory");
-                }
-            }
-        }
-        spec
-    };
     if without_native(old) != without_native(new) {
-        errors.push(InvalidField::forbidden(
-            "spec",
-            "only cpu and memory resources are mutable",
-        ));
+        let why = "only cpu and memory resources are mutable";
+        errors.push(InvalidField::forbidden("spec", why));
     }
     errors
+}
+
+/// A pod without its containers' amounts of CPU and memory.
+fn without_native(pod: &Value) -> Value {
+    let mut pod = pod.clone();
+    for list in CONTAINERS {
+        for container in object::items_mut(&mut pod, list) {
+            for amounts in ["limits", "requests"] {
+                let resources = object::child(container, "resources");
+                let amounts = object::make_object(resources.entry(amounts).or_insert(Value::Null));
+                amounts.retain(|name, _| name != "cpu" && name != "memory");
+            }
+        }
+    }
+    object::make_object(&mut pod).remove("spec").unwrap_or_default()
 }
 
 /// The pod after a request for ephemeral containers: `dropNonEphemeralContainerUpdates` takes everything else from the old pod.
@@ -239,37 +233,27 @@ pub(crate) fn with_ephemeral_containers(old: &Value, new: &Value) -> Value {
     pod
 }
 
-/// Lists the changes of ephemeral containers that kube-apiserver forbids (`ValidatePodEphemeralContainersUpdate`): a static pod
-/// gets none, an existing one stays as it is, and none has resources. Its rules about other fields are left out.
+/// Lists the changes of ephemeral containers that kube-apiserver forbids (`ValidatePodEphemeralContainersUpdate`): an existing
+/// one stays as it is, and none has resources. Its rules about other fields and static pods are left out.
 pub(crate) fn check_ephemeral_containers(old: &Value, new: &Value) -> Vec<InvalidField> {
     let mut errors = Vec::new();
-    if !object::text(old, MIRROR).is_empty() {
-        errors.push(InvalidField::forbidden(
-            "",
-            "static pods do not support ephemeral containers",
-        ));
-    }
     let containers = object::array(new, EPHEMERAL);
     for (i, container) in containers.iter().enumerate() {
-        if container
-            .get("resources")
-            .is_some_and(|resources| *resources != json!({}))
-        {
+        if object::object(container, "/resources").is_some_and(|resources| !resources.is_empty()) {
             let field = format!("spec.ephemeralContainers[{i}].resources");
-            errors.push(InvalidField::forbidden(
-                &field,
-                "cannot be set for an Ephemeral Container",
-            ));
+            let why = "cannot be set for an Ephemeral Container";
+            errors.push(InvalidField::forbidden(&field, why));
         }
     }
     for before in object::array(old, EPHEMERAL) {
+        if containers.contains(before) {
+            continue;
+        }
         let name = object::text(before, "/name");
-        let mut found = containers.iter();
-        let problem = match found.find(|container| object::text(container, "/name") == name) {
-            None => "removed",
-            Some(found) if found != before => "changed",
-            Some(_) => continue,
-        };
+        let is_there = containers
+            .iter()
+            .any(|found| object::text(found, "/name") == name);
+        let problem = if is_there { "changed" } else { "removed" };
         let why = format!("existing ephemeral containers {name:?} may not be {problem}\n");
         errors.push(InvalidField::forbidden("spec.ephemeralContainers", &why));
     }
@@ -277,15 +261,16 @@ pub(crate) fn check_ephemeral_containers(old: &Value, new: &Value) -> Vec<Invali
 }
 
 /// The part of a spec that must not change. kube-apiserver also lets clients add tolerations, and open scheduling gates.
-fn immutable_part(spec: Option<&Value>) -> Value {
-    let mut spec = spec.cloned().unwrap_or_default();
-    for list in ["/containers", "/initContainers"] {
-        for container in object::items_mut(&mut spec, list) {
+fn immutable_part(pod: &Value) -> Value {
+    let mut pod = pod.clone();
+    for list in CONTAINERS {
+        for container in object::items_mut(&mut pod, list) {
             object::make_object(container).remove("image");
         }
     }
-    object::make_object(&mut spec).remove("activeDeadlineSeconds");
-    spec
+    let spec = object::child(&mut pod, "spec");
+    spec.remove("activeDeadlineSeconds");
+    Value::Object(std::mem::take(spec))
 }
 
 /// Copies limits into requests that are not given.

@@ -11,7 +11,8 @@ use super::store::{Key, ObjectVersion, Store};
 
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ListQuery {
-    pub(crate) namespace: Option<String>,
+    /// Empty for all namespaces.
+    pub(crate) namespace: String,
     pub(crate) selectors: Selectors,
     pub(crate) limit: Option<usize>,
     /// The `continue` parameter.
@@ -43,10 +44,9 @@ pub(crate) fn list(store: &Store, storage: &str, query: &ListQuery) -> Result<Li
         }
         None => (current, None),
     };
-    let selects_all = query.selectors.is_everything();
     let mut found = store
-        .scan(storage, query.namespace.as_deref(), after.as_ref())
-        .filter(|(_, version)| selects_all || query.selectors.matches(&version.value));
+        .scan(storage, &query.namespace, after.as_ref())
+        .filter(|(_, version)| query.selectors.matches(&version.value));
     let limit = query.limit.filter(|limit| *limit > 0).unwrap_or(usize::MAX);
     let (mut items, mut last) = (Vec::new(), None);
     for (key, version) in found.by_ref().take(limit) {

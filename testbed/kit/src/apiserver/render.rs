@@ -10,24 +10,17 @@ use super::store::ObjectVersion;
 use super::table;
 use crate::pods::set;
 
-/// The part of an object that a table row carries.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum RowObject {
-    Metadata,
-    Object,
-}
-
 /// The representation a client prefers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum View {
     Object,
     Metadata,
-    Table(RowObject),
+    Table,
 }
 
 impl View {
-    /// The view for an Accept header and an `includeObject` parameter; none if JSON is not acceptable.
-    pub(crate) fn negotiate(accept: &str, include_object: Option<&str>) -> Option<Self> {
+    /// The view for an Accept header; none if JSON is not acceptable.
+    pub(crate) fn negotiate(accept: &str) -> Option<Self> {
         if accept.trim().is_empty() {
             return Some(Self::Object);
         }
@@ -39,8 +32,7 @@ impl View {
             }
             match parts.find_map(|p| p.strip_prefix("as=")) {
                 None => Some(Self::Object),
-                Some("Table") if include_object == Some("Object") => Some(Self::Table(RowObject::Object)),
-                Some("Table") => Some(Self::Table(RowObject::Metadata)),
+                Some("Table") => Some(Self::Table),
                 Some("PartialObjectMetadata" | "PartialObjectMetadataList") => Some(Self::Metadata),
                 Some(_) => None,
             }
@@ -53,8 +45,8 @@ pub(crate) fn render_object(view: View, resource: &Resource, version: &ObjectVer
     let value = match view {
         View::Object => return version.bytes.clone(),
         View::Metadata => metadata_only(&version.value),
-        View::Table(row) => {
-            let rows = [table::row(resource, &version.value, row)];
+        View::Table => {
+            let rows = [table::row(resource, &version.value)];
             table::table(resource, &rows, &list_meta(version.rv, None))
         }
     };
@@ -64,7 +56,7 @@ pub(crate) fn render_object(view: View, resource: &Resource, version: &ObjectVer
 /// One object as an item of a list; an item of a table is a row.
 pub(crate) fn render_list_item(view: View, resource: &Resource, version: &ObjectVersion) -> Bytes {
     match view {
-        View::Table(row) => Bytes::from(table::row(resource, &version.value, row).to_string()),
+        View::Table => Bytes::from(table::row(resource, &version.value).to_string()),
         _ => render_object(view, resource, version),
     }
 }
@@ -78,26 +70,21 @@ pub(crate) fn list_meta(rv: u64, next: Option<&str>) -> Value {
     meta
 }
 
-/// The JSON before and after the items of a list.
-pub(crate) fn envelope(view: View, resource: &Resource, meta: &Value) -> (String, &'static str) {
+/// The JSON before the items of a list; `]}` follows them.
+pub(crate) fn list_head(view: View, resource: &Resource, meta: &Value) -> String {
     let (kind, version) = match view {
-        View::Object => (resource.list_kind.clone(), resource.api_version()),
+        View::Object => (format!("{}List", resource.kind), resource.api_version()),
         View::Metadata => (
             "PartialObjectMetadataList".to_owned(),
             "meta.k8s.io/v1".to_owned(),
         ),
-        View::Table(_) => {
-            let empty = table::table(resource, &[], meta).to_string();
-            let head = empty.strip_suffix("]}").unwrap_or(&empty).to_owned();
-            return (head, "]}");
+        View::Table => {
+            let mut empty = table::table(resource, &[], meta).to_string();
+            empty.truncate(empty.len() - "]}".len());
+            return empty;
         }
     };
-    let head = format!(
-        "{{\"kind\":{},\"apiVersion\":{},\"metadata\":{meta},\"items\":[",
-        json!(kind),
-        json!(version)
-    );
-    (head, "]}")
+    format!("{{\"kind\":\"{kind}\",\"apiVersion\":\"{version}\",\"metadata\":{meta},\"items\":[")
 }
 
 /// The object of a BOOKMARK event.
@@ -116,7 +103,7 @@ pub(crate) fn bookmark(resource: &Resource, view: View, rv: u64, ends_initial_ev
             json!({"kind": resource.kind, "apiVersion": resource.api_version(), "metadata": meta})
         }
         View::Metadata => metadata_only(&json!({"metadata": meta})),
-        View::Table(_) => {
+        View::Table => {
             let row = json!({"cells": [], "object": metadata_only(&json!({"metadata": meta}))});
             table::table(resource, &[row], &list_meta(rv, None))
         }

@@ -8,47 +8,31 @@ use serde_json::{Value, json};
 
 use super::object;
 
-/// A column that `kubectl get` prints for a custom resource.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct PrintedColumn {
-    pub(crate) name: String,
-    pub(crate) kind: String,
-    pub(crate) path: String,
-    pub(crate) priority: i64,
-}
-
 /// One served resource in one version.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Resource {
-    /// API group; empty for core.
-    pub group: String,
-    /// API version.
-    pub version: String,
-    /// Plural name, as in paths.
-    pub plural: String,
-    /// Singular name.
-    pub singular: String,
-    /// Kind of its objects.
-    pub kind: String,
-    /// Kind of its lists.
-    pub list_kind: String,
-    /// True if its objects live in namespaces.
-    pub namespaced: bool,
-    /// Short names for command lines.
-    pub short_names: Vec<String>,
+#[derive(Debug)]
+pub(crate) struct Resource {
+    /// Empty for core.
+    pub(crate) group: String,
+    pub(crate) version: String,
+    pub(crate) plural: String,
+    pub(crate) kind: String,
+    pub(crate) namespaced: bool,
+    pub(crate) short_names: Vec<String>,
     /// True if it has a status subresource.
-    pub status: bool,
+    pub(crate) status: bool,
     /// True if a `CustomResourceDefinition` made it.
-    pub custom: bool,
+    pub(crate) custom: bool,
     /// The name of the collection in the store that has its objects.
     pub(crate) storage: String,
-    pub(crate) schema: Option<Arc<Value>>,
-    pub(crate) columns: Vec<PrintedColumn>,
+    /// `openAPIV3Schema` of the definition; null for built-in resources.
+    pub(crate) schema: Value,
+    /// `additionalPrinterColumns` of the definition, which `kubectl get` prints.
+    pub(crate) columns: Vec<Value>,
 }
 
 impl Resource {
     /// `group/version`, or `version` for core.
-    pub fn api_version(&self) -> String {
+    pub(crate) fn api_version(&self) -> String {
         group_version(&self.group, &self.version)
     }
 
@@ -175,19 +159,17 @@ fn builtin_resource(line: &str) -> Option<Resource> {
         group: group.to_owned(),
         version: version.to_owned(),
         plural: plural.to_owned(),
-        singular: kind.to_lowercase(),
         kind: kind.to_owned(),
-        list_kind: format!("{kind}List"),
         namespaced: scope == "namespaced",
-        short_names: if short == "-" {
-            Vec::new()
-        } else {
-            short.split(',').map(str::to_owned).collect()
-        },
+        short_names: short
+            .split(',')
+            .filter(|name| *name != "-")
+            .map(str::to_owned)
+            .collect(),
         status: status == "status",
         custom: false,
         storage: format!("{group}/{plural}"),
-        schema: None,
+        schema: Value::Null,
         columns: Vec::new(),
     })
 }
@@ -199,30 +181,26 @@ pub(crate) struct Registry(Vec<Arc<Resource>>);
 impl Registry {
     /// The built-in resources.
     pub(crate) fn new() -> Self {
-        Self(
-            BUILTIN
-                .lines()
-                .filter_map(builtin_resource)
-                .map(Arc::new)
-                .collect(),
-        )
+        let resources = BUILTIN.lines().filter_map(builtin_resource);
+        Self(resources.map(Arc::new).collect())
     }
 
     /// The resource at a path.
     pub(crate) fn find(&self, group: &str, version: &str, plural: &str) -> Option<Arc<Resource>> {
         let mut resources = self.0.iter();
-        resources
-            .find(|r| r.is(group, plural) && r.version == version)
-            .cloned()
+        let found = resources.find(|found| found.is(group, plural) && found.version == version);
+        found.cloned()
     }
 
     /// The resource that in-process callers name `plural` or `plural.group`. A plural alone finds a resource of the core
     /// group first, as kubectl does.
     pub(crate) fn named(&self, name: &str) -> Option<Arc<Resource>> {
         let (plural, group) = name.split_once('.').unwrap_or((name, ""));
-        let in_group = self.0.iter().find(|r| r.is(group, plural));
-        let in_any_group = || self.0.iter().find(|r| group.is_empty() && r.plural == plural);
-        in_group.or_else(in_any_group).cloned()
+        let mut found = self.0.iter().find(|found| found.is(group, plural));
+        if found.is_none() && group.is_empty() {
+            found = self.0.iter().find(|found| found.plural == plural);
+        }
+        found.cloned()
     }
 
     pub(crate) fn all(&self) -> &[Arc<Resource>] {
@@ -259,14 +237,12 @@ pub(crate) fn established(definition: &Value) -> Value {
         json!({"type": kind, "status": "True", "reason": reason, "message": message,
                "lastTransitionTime": object::text(definition, "/metadata/creationTimestamp")})
     };
-    let stored: Vec<&str> = object::array(definition, "/spec/versions")
-        .iter()
-        .filter(|v| object::is_true(v, "/storage"))
-        .map(|v| object::text(v, "/name"))
-        .collect();
+    let mut versions = object::array(definition, "/spec/versions").iter();
+    let stored = versions.find(|version| object::is_true(version, "/storage"));
     json!({
         "acceptedNames": definition.pointer("/spec/names").cloned().unwrap_or_default(),
-        "storedVersions": stored,
+        // Exactly one version is stored.
+        "storedVersions": [stored.map(|version| object::text(version, "/name"))],
         "conditions": [
             condition("NamesAccepted", "NoConflicts", "no conflicts found"),
             condition("Established", "InitialNamesAccepted", "the initial names have been accepted"),
@@ -279,34 +255,20 @@ fn custom_resource(definition: &Value, version: &Value) -> Resource {
     let group = object::text(definition, "/spec/group").to_owned();
     let name_of = |field: &str| object::text(definition, &format!("/spec/names/{field}")).to_owned();
     let short_names = object::array(definition, "/spec/names/shortNames").iter();
-    let kind = name_of("kind");
-    let or_default = |text: String, otherwise: String| if text.is_empty() { otherwise } else { text };
     Resource {
         storage: format!("{group}/{}", name_of("plural")),
         version: object::text(version, "/name").to_owned(),
         plural: name_of("plural"),
-        singular: or_default(name_of("singular"), kind.to_lowercase()),
-        list_kind: or_default(name_of("listKind"), format!("{kind}List")),
-        kind,
+        kind: name_of("kind"),
         namespaced: object::text(definition, "/spec/scope") == "Namespaced",
         short_names: short_names.filter_map(Value::as_str).map(str::to_owned).collect(),
         status: version.pointer("/subresources/status").is_some(),
         custom: true,
-        schema: version.pointer("/schema/openAPIV3Schema").cloned().map(Arc::new),
-        columns: object::array(version, "/additionalPrinterColumns")
-            .iter()
-            .map(printed_column)
-            .collect(),
+        schema: version
+            .pointer("/schema/openAPIV3Schema")
+            .cloned()
+            .unwrap_or_default(),
+        columns: object::array(version, "/additionalPrinterColumns").to_vec(),
         group,
-    }
-}
-
-/// One of `additionalPrinterColumns`, which `kubectl get` prints.
-fn printed_column(value: &Value) -> PrintedColumn {
-    PrintedColumn {
-        name: object::text(value, "/name").to_owned(),
-        kind: object::text(value, "/type").to_owned(),
-        path: object::text(value, "/jsonPath").to_owned(),
-        priority: value.get("priority").and_then(Value::as_i64).unwrap_or(0),
     }
 }

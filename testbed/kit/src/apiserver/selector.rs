@@ -10,20 +10,20 @@ use serde_json::Value;
 
 use super::status::ApiError;
 
-/// One requirement of a field selector.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct FieldTest {
-    path: String,
+/// The requirement that the field or label of a name has a value, or not.
+#[derive(Debug, Clone)]
+struct Equality {
+    name: String,
     value: String,
     /// True for `=`, false for `!=`.
     is_equal: bool,
 }
 
 /// Both selectors of a list or watch; the default selects everything.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Selectors {
     labels: Selector,
-    fields: Vec<FieldTest>,
+    fields: Vec<Equality>,
 }
 
 impl Selectors {
@@ -37,32 +37,23 @@ impl Selectors {
             parsed.labels.extend([expression]);
         }
         for part in fields.split(',').map(str::trim).filter(|part| !part.is_empty()) {
-            let Some((path, value, is_equal)) = parse_equality(part) else {
+            let Some(equality) = parse_equality(part) else {
                 let why = format!("invalid selector: '{fields}'; can't understand '{part}'");
                 return Err(ApiError::bad_request(why));
             };
-            parsed.fields.push(FieldTest {
-                path,
-                value,
-                is_equal,
-            });
+            parsed.fields.push(equality);
         }
         Ok(parsed)
     }
 
     /// The same selectors for the one object of this name.
     pub(crate) fn named(mut self, name: &str) -> Self {
-        self.fields.push(FieldTest {
-            path: "metadata.name".to_owned(),
+        self.fields.push(Equality {
+            name: "metadata.name".to_owned(),
             value: name.to_owned(),
             is_equal: true,
         });
         self
-    }
-
-    /// True if every object matches.
-    pub(crate) fn is_everything(&self) -> bool {
-        self.labels.selects_all() && self.fields.is_empty()
     }
 
     pub(crate) fn matches(&self, object: &Value) -> bool {
@@ -70,12 +61,11 @@ impl Selectors {
     }
 }
 
-impl FieldTest {
+impl Equality {
+    /// Returns true if the field at the dotted path meets the requirement.
     fn matches(&self, object: &Value) -> bool {
-        let found = self
-            .path
-            .split('.')
-            .try_fold(object, |value, field| value.get(field));
+        let mut path = self.name.split('.');
+        let found = path.try_fold(object, |value, field| value.get(field));
         let is_same = match found {
             Some(Value::String(text)) => *text == self.value,
             // A field selector treats an absent field as an empty string: `spec.nodeName=` selects pods without a node.
@@ -115,16 +105,22 @@ fn split_outside_parentheses(text: &str) -> Vec<&str> {
 
 /// Parses one requirement of a label selector.
 fn parse_label(part: &str) -> Result<Expression, String> {
-    if let Some((key, value, is_equal)) = parse_equality(part) {
-        let key = legal_key(&key)?;
+    if let Some(Equality {
+        name,
+        value,
+        is_equal,
+    }) = parse_equality(part)
+    {
+        let key = legal_key(&name)?;
         if value.contains('=') {
             return Err("found '=', expected: ',' or 'end of string'".to_owned());
         }
-        return Ok(if is_equal {
-            Expression::Equal(key, value)
+        let requirement = if is_equal {
+            Expression::Equal
         } else {
-            Expression::NotEqual(key, value)
-        });
+            Expression::NotEqual
+        };
+        return Ok(requirement(key, value));
     }
     if let Some((head, list)) = part.split_once('(') {
         let Some(values) = list.strip_suffix(')') else {
@@ -147,25 +143,25 @@ fn parse_label(part: &str) -> Result<Expression, String> {
 
 /// Returns the key of a requirement, or an error if it cannot be a label.
 fn legal_key(key: &str) -> Result<String, String> {
-    let legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | '/');
-    if key.is_empty() || !key.chars().all(legal) {
+    if key.is_empty() || key.contains(|c: char| !c.is_ascii_alphanumeric() && !"-_./".contains(c)) {
         return Err(format!("'{key}' is not a label key"));
     }
     Ok(key.to_owned())
 }
 
-/// Parses `key=value` and `key==value` (true), or `key!=value` (false); `None` if the text has another form.
-fn parse_equality(part: &str) -> Option<(String, String, bool)> {
+/// Parses `name=value`, `name==value` and `name!=value`; `None` if the text has another form.
+fn parse_equality(part: &str) -> Option<Equality> {
     if part.contains('(') {
         return None;
     }
-    let (key, value) = part.split_once('=')?;
-    let (key, is_equal) = match key.strip_suffix('!') {
-        Some(key) => (key, false),
-        None => (key, true),
-    };
+    let (name, value) = part.split_once('=')?;
+    let is_equal = !name.ends_with('!');
     let value = value.strip_prefix('=').filter(|_| is_equal).unwrap_or(value);
-    Some((key.trim().to_owned(), value.trim().to_owned(), is_equal))
+    Some(Equality {
+        name: name.trim_end_matches('!').trim().to_owned(),
+        value: value.trim().to_owned(),
+        is_equal,
+    })
 }
 
 #[cfg(test)]

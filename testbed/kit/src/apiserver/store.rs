@@ -14,6 +14,7 @@ use serde_json::Value;
 use tokio::sync::watch;
 
 use super::object;
+use super::status::ApiError;
 
 /// The key of an object in its collection; the namespace is empty for cluster-scoped objects.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -41,12 +42,15 @@ pub(crate) struct ObjectVersion {
     pub(crate) bytes: Bytes,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Collection {
     objects: BTreeMap<Key, Arc<ObjectVersion>>,
-    log: EventLog,
-    /// Sends the revision of each change, which wakes watches.
-    signal: watch::Sender<u64>,
+    /// Past changes, oldest first.
+    log: VecDeque<Arc<ObjectChange>>,
+    /// The log has every change after this revision.
+    complete_after: u64,
+    /// Wakes watches at each change.
+    signal: watch::Sender<()>,
 }
 
 /// All objects and the revision counter. A collection is named by the `storage` of its resource.
@@ -84,19 +88,16 @@ impl Store {
     pub(crate) fn put(&mut self, storage: &str, key: Key, value: Value) -> Arc<ObjectVersion> {
         self.revision += 1;
         let version = Arc::new(version_at(value, self.revision));
+        let window = self.window;
         let collection = self.collection(storage);
         let previous = collection.objects.insert(key.clone(), Arc::clone(&version));
-        let change = if previous.is_some() {
-            ChangeKind::Modified
-        } else {
-            ChangeKind::Added
-        };
-        collection.record(ObjectChange {
-            change,
+        let change = ObjectChange {
             key,
             version: Arc::clone(&version),
             previous,
-        });
+            is_removal: false,
+        };
+        collection.record(change, window);
         version
     }
 
@@ -109,37 +110,37 @@ impl Store {
         last: Option<Value>,
     ) -> Option<Arc<ObjectVersion>> {
         // The revision advances only if there is an object to remove.
-        let revision = self.revision + 1;
+        let (revision, window) = (self.revision + 1, self.window);
         let collection = self.collection(storage);
         let previous = collection.objects.remove(key)?;
         let value = last.unwrap_or_else(|| Value::clone(&previous.value));
         let version = Arc::new(version_at(value, revision));
-        collection.record(ObjectChange {
-            change: ChangeKind::Deleted,
+        let change = ObjectChange {
             key: key.clone(),
             version: Arc::clone(&version),
             previous: Some(previous),
-        });
+            is_removal: true,
+        };
+        collection.record(change, window);
         self.revision = revision;
         Some(version)
     }
 
-    /// The objects of a collection, ordered by key: of one namespace if it is given, and after a key if it is given.
+    /// The objects of a collection, ordered by key: of one namespace unless it is empty, and after a key if it is given.
     pub(crate) fn scan<'a>(
         &'a self,
         storage: &str,
-        namespace: Option<&'a str>,
+        namespace: &'a str,
         after: Option<&Key>,
     ) -> impl Iterator<Item = (&'a Key, &'a Arc<ObjectVersion>)> + use<'a> {
-        let from = match (after, namespace) {
-            (Some(after), _) => Bound::Excluded(after.clone()),
-            (None, Some(namespace)) => Bound::Included(Key::new(namespace, "")),
-            (None, None) => Bound::Unbounded,
+        let from = match after {
+            Some(after) => Bound::Excluded(after.clone()),
+            None => Bound::Included(Key::new(namespace, "")),
         };
         let collection = self.collections.get(storage);
         let objects = collection.map(|found| found.objects.range((from, Bound::Unbounded)));
         let objects = objects.into_iter().flatten();
-        objects.take_while(move |(key, _)| namespace.is_none_or(|namespace| key.namespace == namespace))
+        objects.take_while(move |(key, _)| namespace.is_empty() || key.namespace == namespace)
     }
 
     /// Up to `max` changes after a revision, and the revision up to which they are complete.
@@ -148,16 +149,14 @@ impl Store {
         storage: &str,
         after: u64,
         max: usize,
-    ) -> Result<(Vec<Arc<ObjectChange>>, u64), Compacted> {
-        let Some(collection) = self.collections.get(storage) else {
-            let oldest = self.compacted;
-            return if after < oldest {
-                Err(Compacted { oldest })
-            } else {
-                Ok((Vec::new(), self.revision.max(after)))
-            };
-        };
-        let mut rest = collection.log.since(after)?;
+    ) -> Result<(Vec<Arc<ObjectChange>>, u64), ApiError> {
+        let collection = self.collections.get(storage);
+        let complete_after = collection.map_or(0, |collection| collection.complete_after);
+        let oldest = complete_after.max(self.compacted);
+        if after < oldest {
+            return Err(ApiError::expired(after, oldest));
+        }
+        let mut rest = collection.into_iter().flat_map(|found| found.since(after));
         let events: Vec<_> = rest.by_ref().take(max).map(Arc::clone).collect();
         let seen = match (rest.next(), events.last()) {
             (Some(_), Some(last)) => last.version.rv,
@@ -168,39 +167,37 @@ impl Store {
     }
 
     /// A signal that changes whenever the collection does.
-    pub(crate) fn signal(&mut self, storage: &str) -> watch::Receiver<u64> {
+    pub(crate) fn signal(&mut self, storage: &str) -> watch::Receiver<()> {
         self.collection(storage).signal.subscribe()
     }
 
     /// Forgets every past change, as a compaction of the real storage does.
     pub(crate) fn compact(&mut self) {
         self.compacted = self.revision;
-        for collection in self.collections.values_mut() {
-            collection.log.compact(self.revision);
-        }
     }
 
     /// The collection of a resource, which its first use makes.
     fn collection(&mut self, storage: &str) -> &mut Collection {
-        self.collections.entry(storage.to_owned()).or_insert_with(|| {
-            // A collection that is new after a compaction must not serve revisions from before it.
-            let mut log = EventLog::new(self.window);
-            log.compact(self.compacted);
-            Collection {
-                objects: BTreeMap::new(),
-                log,
-                signal: watch::Sender::new(0),
-            }
-        })
+        self.collections.entry(storage.to_owned()).or_default()
     }
 }
 
 impl Collection {
-    /// Logs a change, and wakes the watches of the collection.
-    fn record(&mut self, event: ObjectChange) {
-        let rv = event.version.rv;
-        self.log.push(event);
-        self.signal.send_replace(rv);
+    /// The changes after a revision, oldest first.
+    fn since(&self, revision: u64) -> impl Iterator<Item = &Arc<ObjectChange>> {
+        let start = self.log.partition_point(|change| change.version.rv <= revision);
+        self.log.range(start..)
+    }
+
+    /// Logs a change, forgets the oldest beyond the window, and wakes the watches of the collection.
+    fn record(&mut self, change: ObjectChange, window: usize) {
+        self.log.push_back(Arc::new(change));
+        if self.log.len() > window
+            && let Some(oldest) = self.log.pop_front()
+        {
+            self.complete_after = oldest.version.rv;
+        }
+        self.signal.send_replace(());
     }
 }
 
@@ -216,25 +213,14 @@ fn version_at(mut value: Value, rv: u64) -> ObjectVersion {
     }
 }
 
-/// The kind of a change of an object.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum ChangeKind {
-    /// The object was created.
-    Added,
-    /// The object was replaced by a newer version.
-    Modified,
-    /// The object was removed.
-    Deleted,
-}
-
 /// A change of an object, as the log of its collection keeps it.
 #[derive(Debug)]
 pub(crate) struct ObjectChange {
-    pub(crate) change: ChangeKind,
     pub(crate) key: Key,
     /// The version after the change; for a deletion the last state under the deletion's revision.
     pub(crate) version: Arc<ObjectVersion>,
     pub(crate) previous: Option<Arc<ObjectVersion>>,
+    pub(crate) is_removal: bool,
 }
 
 impl ObjectChange {
@@ -243,64 +229,5 @@ impl ObjectChange {
     pub(crate) fn departed(&self) -> Option<ObjectVersion> {
         let previous = self.previous.as_ref()?;
         Some(version_at(Value::clone(&previous.value), self.version.rv))
-    }
-}
-
-/// The error for a revision from before the window of past changes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Compacted {
-    /// The oldest revision from which the log is complete.
-    pub(crate) oldest: u64,
-}
-
-/// The changes of one collection, oldest first.
-#[derive(Debug)]
-pub(crate) struct EventLog {
-    events: VecDeque<Arc<ObjectChange>>,
-    window: usize,
-    /// The log has every change after this revision.
-    complete_after: u64,
-}
-
-impl EventLog {
-    pub(crate) fn new(window: usize) -> Self {
-        Self {
-            events: VecDeque::new(),
-            window: window.max(1),
-            complete_after: 0,
-        }
-    }
-
-    /// Appends a change, forgetting the oldest beyond the window.
-    pub(crate) fn push(&mut self, event: ObjectChange) {
-        self.events.push_back(Arc::new(event));
-        while self.events.len() > self.window {
-            self.forget_oldest();
-        }
-    }
-
-    /// Forgets all changes up to and including a revision.
-    pub(crate) fn compact(&mut self, up_to: u64) {
-        while self.events.front().is_some_and(|e| e.version.rv <= up_to) {
-            self.forget_oldest();
-        }
-        self.complete_after = self.complete_after.max(up_to);
-    }
-
-    fn forget_oldest(&mut self) {
-        if let Some(event) = self.events.pop_front() {
-            self.complete_after = self.complete_after.max(event.version.rv);
-        }
-    }
-
-    /// The changes after a revision, oldest first.
-    pub(crate) fn since(&self, rv: u64) -> Result<impl Iterator<Item = &Arc<ObjectChange>>, Compacted> {
-        if rv < self.complete_after {
-            return Err(Compacted {
-                oldest: self.complete_after,
-            });
-        }
-        let start = self.events.partition_point(|e| e.version.rv <= rv);
-        Ok(self.events.range(start..))
     }
 }

@@ -7,7 +7,7 @@ use chrono::Utc;
 use serde_json::{Value, json};
 
 use super::object::{array, integer, is_deleting, is_true, parse_time, text};
-use super::render::{RowObject, metadata_only};
+use super::render::metadata_only;
 use super::resource::Resource;
 
 /// A cell of a row: the name and the priority of its column, and the value.
@@ -92,13 +92,8 @@ fn event_cells(event: &Value) -> Vec<Cell> {
 
 /// The first text that is not empty at one of these JSON pointers.
 fn first_text<'a>(object: &'a Value, pointers: &[&str]) -> &'a str {
-    for pointer in pointers {
-        let found = text(object, pointer);
-        if !found.is_empty() {
-            return found;
-        }
-    }
-    ""
+    let mut found = pointers.iter().map(|pointer| text(object, pointer));
+    found.find(|text| !text.is_empty()).unwrap_or_default()
 }
 
 fn or_none(found: &str) -> Value {
@@ -106,19 +101,14 @@ fn or_none(found: &str) -> Value {
 }
 
 /// A row of the table of a resource.
-pub(crate) fn row(resource: &Resource, value: &Value, include: RowObject) -> Value {
+pub(crate) fn row(resource: &Resource, value: &Value) -> Value {
     let values = if resource.columns.is_empty() {
-        cells(resource, value)
-            .into_iter()
-            .map(|(_, _, cell)| cell)
-            .collect()
+        let cells = cells(resource, value).into_iter();
+        cells.map(|(_, _, cell)| cell).collect()
     } else {
         custom_cells(resource, value)
     };
-    match include {
-        RowObject::Metadata => json!({"cells": values, "object": metadata_only(value)}),
-        RowObject::Object => json!({"cells": values, "object": value}),
-    }
+    json!({"cells": values, "object": metadata_only(value)})
 }
 
 /// The values of a custom resource's printer columns.
@@ -126,9 +116,9 @@ fn custom_cells(resource: &Resource, value: &Value) -> Vec<Value> {
     let mut cells = vec![Value::from(text(value, "/metadata/name"))];
     for column in &resource.columns {
         // JSONPath of a CustomResourceDefinition: the shipped one uses plain field paths only.
-        let mut fields = column.path.trim_start_matches('.').split('.');
+        let mut fields = text(column, "/jsonPath").trim_start_matches('.').split('.');
         cells.push(match fields.try_fold(value, |v, field| v.get(field)) {
-            Some(Value::String(date)) if column.kind == "date" => age_since(date),
+            Some(Value::String(date)) if text(column, "/type") == "date" => age_since(date),
             Some(simple) if !simple.is_object() && !simple.is_array() => simple.clone(),
             Some(other) => Value::from(other.to_string()),
             None => Value::Null,
@@ -149,16 +139,14 @@ pub(crate) fn table(resource: &Resource, rows: &[Value], meta: &Value) -> Value 
     if resource.columns.is_empty() {
         // The columns are read from the cells of an empty object: headings and types are the same for every object.
         for (name, priority, cell) in cells(resource, &Value::Null) {
-            let kind = match cell {
-                Value::Number(_) => "integer",
-                _ => "string",
-            };
+            let kind = if cell.is_number() { "integer" } else { "string" };
             columns.push(definition(name, kind, priority));
         }
     } else {
-        columns.push(definition("Name", "string", 0));
+        columns.push(definition("Name", "string", ALWAYS));
         for column in &resource.columns {
-            columns.push(definition(&column.name, &column.kind, column.priority));
+            let priority = integer(column, "/priority").unwrap_or(ALWAYS);
+            columns.push(definition(text(column, "/name"), text(column, "/type"), priority));
         }
     }
     json!({

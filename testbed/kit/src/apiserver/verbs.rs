@@ -1,17 +1,14 @@
 //! The write verbs: the rules by which a request changes an object.
 //!
-//! Everything here runs synchronously, under the lock of the state. The current time comes with the request.
+//! Everything here runs synchronously, under the lock of the state.
 
 use std::sync::Arc;
 
-use chrono::{DateTime, Utc};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Event, Node, Pod};
-use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::admission::ParamInformers;
 use super::resource::{Registry, Resource};
 use super::status::ApiError;
 use super::store::{Key, ObjectVersion, Store};
@@ -28,71 +25,17 @@ pub(crate) mod update;
 pub(crate) struct ApiState {
     pub(crate) store: Store,
     pub(crate) registry: Registry,
-    /// The parameter objects of admission policies, as informers show them.
-    pub(crate) params: ParamInformers,
 }
 
 /// The object (or, with an empty name, the collection) that a request is about.
 #[derive(Debug, Clone)]
 pub(crate) struct RequestTarget {
     pub(crate) resource: Arc<Resource>,
-    /// Empty for cluster-scoped resources.
+    /// Empty for cluster-scoped resources, and for a collection in all namespaces.
     pub(crate) namespace: String,
     pub(crate) name: String,
-    pub(crate) part: WrittenPart,
-}
-
-/// The part of an object that a request writes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum WrittenPart {
-    /// Everything but the status.
-    Object,
-    /// The status subresource.
-    Status,
-    /// The resize subresource of a pod: the resources of its containers.
-    Resize,
-    /// The subresource by which `kubectl debug` adds containers to a pod that runs.
-    EphemeralContainers,
-}
-
-impl WrittenPart {
-    /// The part that a request to this subresource writes.
-    pub(crate) fn of(subresource: &str) -> Self {
-        match subresource {
-            "status" => Self::Status,
-            "resize" => Self::Resize,
-            "ephemeralcontainers" => Self::EphemeralContainers,
-            _ => Self::Object,
-        }
-    }
-
-    /// The name of the subresource; empty for the object itself.
-    fn subresource(self) -> &'static str {
-        match self {
-            Self::Object => "",
-            Self::Status => "status",
-            Self::Resize => "resize",
-            Self::EphemeralContainers => "ephemeralcontainers",
-        }
-    }
-}
-
-/// The options of a write, from its query.
-#[derive(Debug, Clone)]
-pub(crate) struct WriteOptions {
-    pub(crate) dry_run: bool,
-    /// `fieldManager`; an apply needs one.
-    pub(crate) manager: String,
-    /// True for the object that an apply creates, which brings `managedFields`. They are dropped from what clients create.
-    pub(crate) is_apply: bool,
-    pub(crate) now: DateTime<Utc>,
-}
-
-/// The result of a write.
-#[derive(Debug, Clone)]
-pub(crate) struct Written {
-    pub(crate) version: Arc<ObjectVersion>,
-    pub(crate) created: bool,
+    /// Empty for the object itself.
+    pub(crate) subresource: String,
 }
 
 impl RequestTarget {
@@ -103,38 +46,17 @@ impl RequestTarget {
     pub(crate) fn not_found(&self) -> ApiError {
         ApiError::not_found(&self.resource.qualified(), &self.name)
     }
-
-    /// The name of the collection in which the resource's objects are stored.
-    fn storage(&self) -> &str {
-        &self.resource.storage
-    }
-}
-
-/// The state behind a lock; clones share it.
-#[derive(Debug, Clone)]
-pub(crate) struct SharedState(Arc<RwLock<ApiState>>);
-
-impl SharedState {
-    pub(crate) fn new(state: ApiState) -> Self {
-        Self(Arc::new(RwLock::new(state)))
-    }
-
-    pub(crate) fn read(&self) -> RwLockReadGuard<'_, ApiState> {
-        self.0.read()
-    }
-
-    pub(crate) fn write(&self) -> RwLockWriteGuard<'_, ApiState> {
-        self.0.write()
-    }
 }
 
 impl ApiState {
+    /// The stored version of a target, if there is one.
+    pub(crate) fn find(&self, target: &RequestTarget) -> Option<Arc<ObjectVersion>> {
+        self.store.get(&target.resource.storage, &target.key()).cloned()
+    }
+
     /// The stored version of a target.
     pub(crate) fn current(&self, target: &RequestTarget) -> Result<Arc<ObjectVersion>, ApiError> {
-        self.store
-            .get(target.storage(), &target.key())
-            .cloned()
-            .ok_or_else(|| target.not_found())
+        self.find(target).ok_or_else(|| target.not_found())
     }
 
     /// Stores an object. A dry run only returns the version that would have been stored.
@@ -147,7 +69,7 @@ impl ApiState {
         if dry_run {
             return self.unstored(value);
         }
-        self.store.put(target.storage(), target.key(), value)
+        self.store.put(&target.resource.storage, target.key(), value)
     }
 
     /// The version that answers a request which stores nothing.
@@ -160,9 +82,9 @@ impl ApiState {
     }
 }
 
-/// Checks that a body is an object of the target's kind. Built-in kinds may leave `kind` and `apiVersion` out, as
-/// typed decoding knows what to expect.
-fn check_kind(target: &RequestTarget, body: &mut Value) -> Result<(), ApiError> {
+/// Checks that a body is an object of the target's kind and name, and drops its nulls. Built-in kinds may leave `kind` and
+/// `apiVersion` out, as typed decoding knows what to expect.
+pub(crate) fn check_body(target: &RequestTarget, body: &mut Value) -> Result<(), ApiError> {
     if !body.is_object() {
         return Err(ApiError::bad_request("the request body must be a JSON object"));
     }
@@ -187,7 +109,15 @@ fn check_kind(target: &RequestTarget, body: &mut Value) -> Result<(), ApiError> 
     if object::is_set(body, "/metadata") && object::object(body, "/metadata").is_none() {
         return Err(ApiError::bad_request("metadata must be a JSON object"));
     }
-    check_string_maps(body)
+    check_string_maps(body)?;
+    object::strip_nulls(body);
+    let (named, name) = (object::text(body, "/metadata/name"), &target.name);
+    if !name.is_empty() && !named.is_empty() && named != name {
+        return Err(ApiError::bad_request(format!(
+            "the name of the object ({named}) does not match the name on the URL ({name})"
+        )));
+    }
+    Ok(())
 }
 
 /// Checks that labels and annotations have strings as values, and that finalizers are strings.
@@ -209,6 +139,14 @@ fn check_string_maps(body: &Value) -> Result<(), ApiError> {
             "metadata.finalizers must be a list of strings",
         )),
     }
+}
+
+/// The text of a precondition that is not met; an empty one asks for nothing.
+fn unmet_precondition(field: &str, asked: &str, found: &str) -> Option<String> {
+    let is_unmet = !asked.is_empty() && asked != found;
+    is_unmet.then(|| {
+        format!("Precondition failed: {field} in precondition: {asked}, {field} in object meta: {found}")
+    })
 }
 
 /// Converts amounts to the form in which they are stored, and refuses an object that does not decode as its kind.

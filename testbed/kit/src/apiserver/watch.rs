@@ -7,77 +7,66 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
+use super::api_objects::ApiObjects;
 use super::selector::Selectors;
 use super::status::ApiError;
-use super::store::{ChangeKind, ObjectChange, ObjectVersion};
-use super::verbs::SharedState;
+use super::store::{ObjectChange, ObjectVersion};
+use super::verbs::RequestTarget;
 
 /// Changes read from the log at a time, to keep the lock short.
 const BATCH: usize = 1000;
 
-/// The first events of a watch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum WatchStart {
-    /// Every present object first, as added.
-    Present,
-    /// The changes after a revision.
-    After(u64),
-}
-
 /// A change as a watch reports it; an object that leaves its selectors is deleted.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(crate) struct ReportedChange {
-    pub(crate) change: ChangeKind,
+    /// `ADDED`, `MODIFIED` or `DELETED`.
+    pub(crate) kind: &'static str,
     pub(crate) version: Arc<ObjectVersion>,
 }
 
 /// A running watch.
 #[derive(Debug)]
 pub(crate) struct Watch {
-    state: SharedState,
-    storage: String,
-    namespace: Option<String>,
+    objects: ApiObjects,
+    target: RequestTarget,
     selectors: Selectors,
     /// Changes up to this revision were read from the log.
     cursor: u64,
-    signal: watch::Receiver<u64>,
+    signal: watch::Receiver<()>,
     /// Present objects that were not reported yet.
     pending: Vec<ReportedChange>,
 }
 
 impl Watch {
-    /// Starts a watch. It fails if the log no longer reaches back to the revision to start after.
+    /// Starts a watch after a revision, or with every present object, as added. It fails if the log no longer reaches back to the
+    /// revision.
     pub(crate) fn new(
-        shared: &SharedState,
-        storage: &str,
-        namespace: Option<&str>,
+        objects: &ApiObjects,
+        target: &RequestTarget,
         selectors: Selectors,
-        start: WatchStart,
+        after: Option<u64>,
     ) -> Result<Self, ApiError> {
+        let storage = &target.resource.storage;
         // Under one lock: a change between the scan and the cursor would be lost or reported twice.
-        let mut state = shared.write();
+        let mut state = objects.state_mut();
         let mut watch = Self {
-            state: shared.clone(),
-            storage: storage.to_owned(),
-            namespace: namespace.map(str::to_owned),
+            objects: objects.clone(),
+            target: target.clone(),
             selectors,
             cursor: state.store.revision(),
             signal: state.store.signal(storage),
             pending: Vec::new(),
         };
-        if let WatchStart::After(rv) = start {
+        if let Some(rv) = after {
             watch.cursor = rv;
             // No event is read: this only checks that the log still reaches back to the revision.
-            state
-                .store
-                .events(storage, rv, 0)
-                .map_err(|c| ApiError::expired(rv, c.oldest))?;
+            state.store.events(storage, rv, 0)?;
             return Ok(watch);
         }
-        for (_, version) in state.store.scan(storage, namespace, None) {
-            if watch.selectors.is_everything() || watch.selectors.matches(&version.value) {
+        for (_, version) in state.store.scan(storage, &target.namespace, None) {
+            if watch.selectors.matches(&version.value) {
                 watch.pending.push(ReportedChange {
-                    change: ChangeKind::Added,
+                    kind: "ADDED",
                     version: Arc::clone(version),
                 });
             }
@@ -98,8 +87,8 @@ impl Watch {
         loop {
             // Marked before the log is read: a change during the read must wake the next wait.
             self.signal.mark_unchanged();
-            let read = self.state.read().store.events(&self.storage, self.cursor, BATCH);
-            let (events, seen) = read.map_err(|c| ApiError::expired(self.cursor, c.oldest))?;
+            let storage = &self.target.resource.storage;
+            let (events, seen) = self.objects.state().store.events(storage, self.cursor, BATCH)?;
             let exhausted = events.len() < BATCH;
             self.cursor = seen;
             let found: Vec<ReportedChange> =
@@ -125,25 +114,20 @@ impl Watch {
     /// Translates a change for the watch's selectors: an object that no longer matches them is reported as deleted,
     /// one that begins to match as added.
     fn seen_by_selectors(&self, event: &ObjectChange) -> Option<ReportedChange> {
-        if self
-            .namespace
-            .as_deref()
-            .is_some_and(|ns| event.key.namespace != ns)
-        {
+        if !self.target.namespace.is_empty() && event.key.namespace != self.target.namespace {
             return None;
         }
-        let matches =
-            |v: &Arc<ObjectVersion>| self.selectors.is_everything() || self.selectors.matches(&v.value);
-        let before = event.previous.as_ref().is_some_and(matches);
-        let after = event.change != ChangeKind::Deleted && matches(&event.version);
+        let previous = event.previous.as_ref();
+        let before = previous.is_some_and(|previous| self.selectors.matches(&previous.value));
+        let after = !event.is_removal && self.selectors.matches(&event.version.value);
         let version = Arc::clone(&event.version);
-        let (change, version) = match (before, after) {
+        let (kind, version) = match (before, after) {
             (false, false) => return None,
-            (false, true) => (ChangeKind::Added, version),
-            (true, true) => (ChangeKind::Modified, version),
-            (true, false) if event.change == ChangeKind::Deleted => (ChangeKind::Deleted, version),
-            (true, false) => (ChangeKind::Deleted, Arc::new(event.departed()?)),
+            (false, true) => ("ADDED", version),
+            (true, true) => ("MODIFIED", version),
+            (true, false) if event.is_removal => ("DELETED", version),
+            (true, false) => ("DELETED", Arc::new(event.departed()?)),
         };
-        Some(ReportedChange { change, version })
+        Some(ReportedChange { kind, version })
     }
 }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
+use crate::files;
 use crate::kubelet::KubeletConfig;
 
 /// The number of times that a change is tried: the plugin creates the directory again as soon as it is missing.
@@ -21,9 +22,6 @@ pub struct CdiDir {
 
 impl CdiDir {
     /// The directory of a node.
-    ///
-    /// # Errors
-    /// The node has none.
     pub fn of(config: &KubeletConfig) -> Result<Self> {
         let path = config
             .cdi_dirs
@@ -37,62 +35,44 @@ impl CdiDir {
     }
 
     /// Removes all specs.
-    ///
-    /// # Errors
-    /// The directory cannot be removed or made.
     pub fn wipe(&self) -> Result<()> {
-        let again = || {
-            remove(&self.path)?;
-            match std::fs::create_dir(&self.path) {
-                // The plugin was faster.
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-                made => made,
-            }
-        };
-        again().with_context(|| format!("cannot empty {}", self.path.display()))
+        remove(&self.path)?;
+        match std::fs::create_dir(&self.path) {
+            // The plugin was faster.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+            made => Ok(made?),
+        }
     }
 
     /// Lets no process read or write specs.
-    ///
-    /// # Errors
-    /// A file cannot take the place of the directory.
     pub fn block(&self) -> Result<()> {
-        std::fs::create_dir_all(&self.path)
-            .and_then(|()| std::fs::rename(&self.path, &self.aside))
-            .and_then(|()| in_place_of(&self.path, || std::fs::write(&self.path, "not a directory")))
-            .with_context(|| format!("cannot block {}", self.path.display()))
+        files::make_dir(&self.path)?;
+        std::fs::rename(&self.path, &self.aside)?;
+        in_place_of(&self.path, || std::fs::write(&self.path, "not a directory"))
     }
 
     /// Lets all processes read and write specs in another directory, which may be a small file system.
-    ///
-    /// # Errors
-    /// A link cannot take the place of the directory.
     pub fn replace_by(&self, other: &Path) -> Result<()> {
-        std::fs::rename(&self.path, &self.aside)
-            .and_then(|()| in_place_of(&self.path, || std::os::unix::fs::symlink(other, &self.path)))
-            .with_context(|| format!("cannot replace {}", self.path.display()))
+        std::fs::rename(&self.path, &self.aside)?;
+        in_place_of(&self.path, || std::os::unix::fs::symlink(other, &self.path))
     }
 
     /// Undoes [`CdiDir::block`].
-    ///
-    /// # Errors
-    /// The directory cannot be put back.
     pub fn unblock(&self) -> Result<()> {
         in_place_of(&self.path, || std::fs::rename(&self.aside, &self.path))
-            .with_context(|| format!("cannot restore {}", self.path.display()))
     }
 }
 
 /// Replaces the file or directory at a path, and tries again if another one came in between.
-fn in_place_of(path: &Path, put: impl Fn() -> io::Result<()>) -> io::Result<()> {
-    let mut done = remove(path).and_then(|()| put());
-    for _ in 1..TRIES {
-        if done.is_ok() {
-            break;
+fn in_place_of(path: &Path, put: impl Fn() -> io::Result<()>) -> Result<()> {
+    let mut n_tries = 0;
+    loop {
+        n_tries += 1;
+        match remove(path).and_then(|()| put()) {
+            Err(_) if n_tries < TRIES => {}
+            done => return done.with_context(|| format!("cannot replace {}", path.display())),
         }
-        done = remove(path).and_then(|()| put());
     }
-    done
 }
 
 /// Removes a file or directory; it is no error if there is none.

@@ -125,21 +125,18 @@ fn processes(api: &ApiObjects, running: &[&RuntimeContainer]) -> Processes {
 /// The MiB of each GPU that a container's pod holds by its record.
 fn held_mib(api: &ApiObjects, container: &RuntimeContainer) -> BTreeMap<String, u64> {
     let pod = api.get("pods", &container.namespace, &container.pod);
-    let annotations = pod
-        .as_deref()
-        .ok()
-        .and_then(|pod| object::object(pod, "/metadata/annotations"));
-    let record = annotations.and_then(|annotations| annotations.get(DEVICE_ALLOCATED)?.as_str());
-    let record: Option<DeviceAllocations> = record.and_then(|text| serde_json::from_str(text).ok());
-    let gpus = record.unwrap_or_default().remove("gpu").unwrap_or_default();
-    let mib = |part: &proto::record::DeviceAllocation| {
+    let pod = pod.unwrap_or_default();
+    let annotation = format!("/metadata/annotations/{}", DEVICE_ALLOCATED.replace('/', "~1"));
+    let record: DeviceAllocations = serde_json::from_str(object::text(&pod, &annotation)).unwrap_or_default();
+    let mut held = BTreeMap::new();
+    for part in record.get("gpu").into_iter().flatten() {
         let bytes = part
             .resources
             .get(GPU_MEMORY)
             .and_then(|amount| amount.unsigned());
-        (part.id.clone(), bytes.unwrap_or_default() >> 20)
-    };
-    gpus.iter().map(mib).collect()
+        held.insert(part.id.clone(), bytes.unwrap_or_default() >> 20);
+    }
+    held
 }
 
 /// The part of its memory that a program uses: some use most of it, and some little. It depends on the pod's name alone, so that
@@ -147,8 +144,9 @@ fn held_mib(api: &ApiObjects, container: &RuntimeContainer) -> BTreeMap<String, 
 fn percent_in_use(pod: &str) -> u64 {
     const LEAST: u64 = 35;
     const MOST: u64 = 95;
-    let mixed = pod.bytes().fold(0_u64, |mixed, byte| {
-        mixed.wrapping_mul(31).wrapping_add(u64::from(byte))
-    });
+    let mut mixed = 0_u64;
+    for byte in pod.bytes() {
+        mixed = mixed.wrapping_mul(31).wrapping_add(u64::from(byte));
+    }
     LEAST + mixed % (MOST - LEAST)
 }

@@ -1,6 +1,5 @@
 //! One simulated node: a kubelet, a file of GPUs, and the real device plugin as a process.
 
-use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -79,7 +78,6 @@ impl SimulatedNode {
             seed,
             delays: spec.delays,
             started: spec.started.clone(),
-            allocated_resources_status: spec.allocated_resources_status,
             has_nri: spec.runtime != RuntimeSpec::Plain,
             needs_nri: spec.runtime == RuntimeSpec::RequiredPlugins,
             runtime: spec.container_runtime.clone(),
@@ -96,14 +94,10 @@ impl SimulatedNode {
         let mut cdi_injector = None;
         if let Some(program) = &spec.cdi_injector {
             let socket = node_dir.join("cdi-injector.sock");
-            let dirs: Vec<String> = config
-                .cdi_dirs
-                .iter()
-                .map(|dir| dir.display().to_string())
-                .collect();
             let name = format!("cdi-injector of {}", spec.name);
+            let dirs = format!("{0}/etc-cdi,{0}/cdi", node_dir.display());
             let invocation = Invocation::new(name, program.clone(), &node_dir, "cdi-injector")
-                .args([socket.display().to_string(), dirs.join(",")]);
+                .args([socket.display().to_string(), dirs]);
             config.cdi_injector = Some(socket);
             cdi_injector = Some(Daemon::start(invocation, crashes)?);
         }
@@ -133,9 +127,6 @@ impl SimulatedNode {
         if let Some(class) = spec.container_runtime.nvidia_class {
             let admin = user_client(api, dir, ADMIN, &["system:masters"]).await?;
             invocation = invocation.flag("--pod-uid", &create_plugin_pod(admin, &spec.name, class).await?);
-        }
-        if let Some(program) = &spec.plugin {
-            invocation = of_another_version(invocation, program).await?;
         }
         let plugin = if spec.has_plugin {
             Some(Daemon::start(invocation.clone(), crashes)?)
@@ -190,8 +181,12 @@ impl SimulatedNode {
     pub async fn start_vendor_plugin(&mut self, minors: &[u32]) -> Result<()> {
         self.vendor_minors = minors.to_vec();
         self.vendor = None;
-        let offered = self.spec.gpus.iter().filter(|gpu| minors.contains(&gpu.minor));
-        let offered = offered.map(|gpu| gpu.uuid.clone()).collect();
+        let mut offered = Vec::new();
+        for gpu in &self.spec.gpus {
+            if minors.contains(&gpu.minor) {
+                offered.push(gpu.uuid.clone());
+            }
+        }
         let plugin_dir = self.kubelet.config().plugin_dir();
         self.vendor = Some(VendorPlugin::start(&plugin_dir, NVIDIA_GPU, offered).await?);
         Ok(())
@@ -351,8 +346,7 @@ fn plugin_kubeconfig(api: &ApiServer, dir: &Path, node: &str) -> Result<PathBuf>
     };
     api.add_token(&token, user);
     let path = dir.join("gpushare-device-plugin.kubeconfig");
-    api.kubeconfig_with(&path, PLUGIN_USER, Some(&token))
-        .with_context(|| format!("cannot write {}", path.display()))?;
+    api.kubeconfig_with(&path, PLUGIN_USER, Some(&token))?;
     Ok(path)
 }
 
@@ -440,35 +434,6 @@ fn is_privileged() -> bool {
     mask >> CAP_SYS_ADMIN & 1 == 1
 }
 
-/// The same command line with another version's binary, without flags that its `--help` does not name.
-async fn of_another_version(invocation: Invocation, program: &Path) -> Result<Invocation> {
-    let asked = tokio::process::Command::new(program).arg("--help").output().await;
-    let help = asked
-        .with_context(|| format!("cannot run {} --help", program.display()))?
-        .stdout;
-    let args = without_unknown_flags(&invocation.args, &String::from_utf8_lossy(&help));
-    Ok(Invocation {
-        program: program.to_owned(),
-        args,
-        ..invocation
-    })
-}
-
-/// The arguments of a command line without the flags that a help text does not name, and without their values.
-fn without_unknown_flags(args: &[String], help: &str) -> Vec<String> {
-    let words: HashSet<&str> = help.split_whitespace().collect();
-    let (mut known, mut is_known) = (Vec::new(), true);
-    for arg in args {
-        if arg.starts_with("--") {
-            is_known = words.contains(arg.as_str());
-        }
-        if is_known {
-            known.push(arg.clone());
-        }
-    }
-    known
-}
-
 /// The files of a node's machine: the plugin's inventory, device nodes, and the vendor's CDI specs.
 #[derive(Debug)]
 struct MachineFiles {
@@ -482,15 +447,17 @@ impl MachineFiles {
     /// Writes all files of the machine as the node is now.
     fn set(&self, spec: &NodeSetup) -> Result<()> {
         // A lost GPU keeps its device node and is missing from the driver's list.
-        let listed = spec.gpus.iter().filter(|gpu| gpu.health != GpuFault::Lost);
-        self.gpus
-            .set(listed.map(|gpu| (gpu.uuid.clone(), gpu.minor)).collect());
+        let mut listed = Vec::new();
         let nodes = self.dir.join("root/dev");
         files::make_dir(&nodes)?;
         files::write(&nodes.join("nvidiactl"), "")?;
         for gpu in &spec.gpus {
             files::write(&nodes.join(format!("nvidia{}", gpu.minor)), "")?;
+            if gpu.health != GpuFault::Lost {
+                listed.push((gpu.uuid.clone(), gpu.minor));
+            }
         }
+        self.gpus.set(listed);
         self.inventory.set_machine(inventory(spec))?;
         files::make_dir(&self.dir.join("etc-cdi"))?;
         if spec.driver_limits {
@@ -541,14 +508,10 @@ fn inventory(spec: &NodeSetup) -> Value {
     } else {
         DRIVER_VERSION
     };
-    let mut document = json!({"driverVersion": driver, "gpus": gpus, "devices": spec.others});
-    let fields = object::make_object(&mut document);
-    // Versions that ask nothing of the node's driver do not know this field.
-    if spec.plugin.is_none() {
-        let needs_driver = spec.driver != DriverSpecs::NotNeeded;
-        fields.insert("needsDriver".to_owned(), Value::from(needs_driver));
-    }
-    fields.extend(spec.machine.clone());
+    let needs_driver = spec.driver != DriverSpecs::NotNeeded;
+    let mut document =
+        json!({"driverVersion": driver, "gpus": gpus, "devices": spec.others, "needsDriver": needs_driver});
+    object::make_object(&mut document).extend(spec.machine.clone());
     document
 }
 
@@ -568,12 +531,12 @@ fn toolkit_spec(spec: &NodeSetup, driver: &Value) -> Value {
 
 /// A CDI spec with NVIDIA's hook for memory limits of each GPU, and nothing else.
 fn limit_spec(spec: &NodeSetup) -> Value {
-    let device = |gpu: &GpuSpec| {
+    let mut devices = Vec::new();
+    for gpu in &spec.gpus {
         let hook = json!({"hookName": "createRuntime", "path": "/usr/bin/nvidia-cdi-hook",
             "args": ["nvidia-cdi-hook", "apply-cuda-memory-limits", "--driver-root", "/", "--gpu-id", gpu.uuid]});
-        json!({"name": gpu.uuid, "containerEdits": {"hooks": [hook]}})
-    };
-    let devices: Vec<Value> = spec.gpus.iter().map(device).collect();
+        devices.push(json!({"name": gpu.uuid, "containerEdits": {"hooks": [hook]}}));
+    }
     json!({"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": devices})
 }
 
@@ -621,12 +584,13 @@ fn long_driver_edits() -> Value {
         /usr/share/egl/egl_external_platform.d/15_nvidia_gbm.json /usr/share/glvnd/egl_vendor.d/10_nvidia.json \
         /usr/share/X11/xorg.conf.d/10-nvidia.conf /run/nvidia-persistenced/socket";
     const DIR: &str = "/usr/lib/x86_64-linux-gnu";
-    let libraries = LIBRARIES
-        .split_whitespace()
-        .map(|name| format!("{DIR}/{name}.so.{DRIVER_VERSION}"));
+    let mut paths: Vec<String> = FILES.split_whitespace().map(str::to_owned).collect();
+    for name in LIBRARIES.split_whitespace() {
+        paths.push(format!("{DIR}/{name}.so.{DRIVER_VERSION}"));
+    }
     let options = ["ro", "nosuid", "nodev", "rbind", "rprivate"];
     let mut mounts = Vec::new();
-    for path in libraries.chain(FILES.split_whitespace().map(str::to_owned)) {
+    for path in paths {
         mounts.push(json!({"hostPath": path, "containerPath": path, "options": options}));
     }
     let arguments = [
@@ -641,10 +605,8 @@ fn long_driver_edits() -> Value {
     ];
     let mut hooks = Vec::new();
     for arguments in &arguments {
-        let args: Vec<&str> = ["nvidia-cdi-hook"]
-            .into_iter()
-            .chain(arguments.split(' '))
-            .collect();
+        let mut args = vec!["nvidia-cdi-hook"];
+        args.extend(arguments.split(' '));
         let env = ["NVIDIA_CTK_DEBUG=false"];
         hooks.push(json!({"hookName": "createContainer", "path": "/usr/bin/nvidia-cdi-hook", "args": args, "env": env}));
     }
@@ -665,24 +627,5 @@ mod tests {
     fn the_long_driver_spec_is_as_long_as_a_real_one() {
         let n_bytes = format!("{:#}", long_driver_edits()).len();
         assert!((15_000..20_000).contains(&n_bytes), "{n_bytes}");
-    }
-
-    #[test]
-    fn another_version_of_the_plugin_gets_only_flags_that_it_knows() {
-        let args = [
-            "--node-name",
-            "n1",
-            "--host-root",
-            "/root",
-            "--wait",
-            "--inject",
-            "cdi",
-        ]
-        .map(str::to_owned);
-        let help = "Options:\n      --node-name <NODE_NAME>\n          Name\n      --inject <INJECT>\n";
-        assert_eq!(
-            without_unknown_flags(&args, help),
-            ["--node-name", "n1", "--inject", "cdi"]
-        );
     }
 }

@@ -1,7 +1,5 @@
-//! The kinds of nodes with NVIDIA GPUs that clusters have. Each kind has a container runtime, CDI specs of the
-//! vendor's tools, and a way to deploy the plugin. Pure.
-//!
-//! `docs/nvidia.md` describes them for operators. Jetson, WSL2 and MIG are left out.
+//! The kinds of nodes with NVIDIA GPUs that clusters have. Each has a container runtime, CDI specs of the vendor's tools, and
+//! a way to deploy the plugin. `docs/nvidia.md` describes them for operators. Jetson, WSL2 and MIG are left out.
 
 use std::collections::BTreeMap;
 
@@ -40,36 +38,6 @@ pub enum NodeKind {
     CdiRefused,
     /// No runtime of NVIDIA, and no CDI spec of the driver.
     NoDriverSpec,
-}
-
-/// The source of NVML in the plugin's own container.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Deployment {
-    /// By `NVIDIA_VISIBLE_DEVICES=all`, as `deploy/base` sets it.
-    Base,
-    /// By `NVIDIA_VISIBLE_DEVICES=all` in a pod with [`RUNTIME_CLASS`].
-    RuntimeClass,
-    /// From the driver's directory on the node.
-    DriverRoot,
-}
-
-impl Deployment {
-    /// The flags that it adds to the plugin's.
-    pub fn plugin_args(self) -> Vec<String> {
-        match self {
-            Self::Base | Self::RuntimeClass => Vec::new(),
-            Self::DriverRoot => vec!["--driver-root=/driver-root".to_owned()],
-        }
-    }
-}
-
-/// The plugin's own container, as the container runtime makes it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PluginContainer {
-    /// The value of `NVIDIA_VISIBLE_DEVICES` in it.
-    pub variable: Option<String>,
-    /// True if NVML is in it.
-    pub has_nvml: bool,
 }
 
 impl NodeKind {
@@ -125,7 +93,7 @@ impl NodeKind {
     }
 
     /// Its container runtime.
-    pub fn container_runtime(self) -> RuntimeConfig {
+    pub(crate) fn container_runtime(self) -> RuntimeConfig {
         let cdi = match self {
             Self::CdiDroppedVariable | Self::CdiDropped => CdiSupport::Dropped,
             Self::CdiRefused => CdiSupport::Refused,
@@ -141,7 +109,7 @@ impl NodeKind {
     }
 
     /// The vendor's CDI specs on it.
-    pub fn driver(self) -> DriverSpecs {
+    pub(crate) fn driver(self) -> DriverSpecs {
         match self {
             Self::Variable | Self::NoDriverSpec => DriverSpecs::Missing,
             Self::Operator | Self::OperatorDefaultRuntime => DriverSpecs::Management,
@@ -149,55 +117,26 @@ impl NodeKind {
         }
     }
 
-    /// The source of NVML for a plugin that is deployed on such a node.
-    pub fn deployment(self) -> Deployment {
-        match self {
-            Self::RuntimeClass | Self::Operator => Deployment::RuntimeClass,
-            Self::Hardened | Self::PlainCdi | Self::CdiDropped | Self::CdiRefused | Self::NoDriverSpec => {
-                Deployment::DriverRoot
-            }
-            Self::Variable
-            | Self::VariableWithSpec
-            | Self::JitCdi
-            | Self::OperatorDefaultRuntime
-            | Self::CdiDroppedVariable => Deployment::Base,
+    /// The flags that its deployment adds to the plugin's. Where no runtime of NVIDIA handles the plugin's own container, NVML
+    /// comes from the driver's directory on the node.
+    pub(crate) fn plugin_args(self) -> Vec<String> {
+        if self == Self::Hardened || self.nvidia().is_none() {
+            vec!["--driver-root=/driver-root".to_owned()]
+        } else {
+            Vec::new()
         }
     }
 
-    /// The plugin's own container there, as the runtime makes it.
-    pub(crate) fn own_container(self) -> PluginContainer {
-        let RuntimeConfig {
-            nvidia, nvidia_class, ..
-        } = self.container_runtime();
-        let is_handled = nvidia_class.is_none() || self.deployment() == Deployment::RuntimeClass;
-        let env = BTreeMap::from([(VISIBLE_DEVICES.to_owned(), "all".to_owned())]);
+    /// The value of `NVIDIA_VISIBLE_DEVICES` in the plugin's own container there, as the runtime makes it.
+    pub(crate) fn plugin_variable(self) -> &'static str {
         let created = Created {
-            env: &env,
+            env: &BTreeMap::from([(VISIBLE_DEVICES.to_owned(), "all".to_owned())]),
             annotations: &BTreeMap::new(),
             is_privileged: false,
         };
-        let modified = nvidia
-            .filter(|_| is_handled)
-            .and_then(|nvidia| nvidia.modify(created).ok())
-            .unwrap_or(Modification::None);
-        let (value, has_driver) = match &modified {
-            Modification::None => ("all", false),
-            Modification::Cli(_) => ("all", true),
-            Modification::InMemory(_) => ("void", true),
-            Modification::Specs(names) => ("void", names.iter().all(|name| self.resolves(name))),
-        };
-        PluginContainer {
-            variable: Some(value.to_owned()),
-            has_nvml: has_driver || self.deployment() == Deployment::DriverRoot,
-        }
-    }
-
-    /// Returns true if a CDI spec of the node defines this device; only devices that stand for all GPUs are asked about.
-    fn resolves(self, name: &str) -> bool {
-        match self.driver() {
-            DriverSpecs::Toolkit | DriverSpecs::LongToolkit => name == "nvidia.com/gpu=all",
-            DriverSpecs::Management => name == "management.nvidia.com/gpu=all",
-            DriverSpecs::NotNeeded | DriverSpecs::Missing => false,
+        match self.nvidia().map(|nvidia| nvidia.modify(created)) {
+            Some(Ok(Modification::InMemory(_) | Modification::Specs(_))) => "void",
+            _ => "all",
         }
     }
 }
@@ -206,25 +145,9 @@ impl NodeKind {
 mod tests {
     use super::*;
 
-    /// Elsewhere the plugin would end for want of the library, and nothing would be tried.
-    #[test]
-    fn the_plugin_sees_nvml_on_every_kind_of_node() {
-        let without: Vec<NodeKind> = NodeKind::ALL
-            .into_iter()
-            .filter(|kind| !kind.own_container().has_nvml)
-            .collect();
-        assert_eq!(without, []);
-    }
-
     #[test]
     fn the_visible_devices_variable_in_the_plugins_container_is_that_of_the_runtime() {
-        let rows = NodeKind::ALL.map(|kind| {
-            format!(
-                "{} {}",
-                kind.name(),
-                kind.own_container().variable.unwrap_or_default()
-            )
-        });
+        let rows = NodeKind::ALL.map(|kind| format!("{} {}", kind.name(), kind.plugin_variable()));
         insta::assert_snapshot!(rows.join("\n"), @r"
         variable all
         variable-with-spec all

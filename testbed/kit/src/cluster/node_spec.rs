@@ -87,8 +87,6 @@ pub struct NodeSetup {
     pub labels: BTreeMap<String, String>,
     /// True if a plugin runs there.
     pub has_plugin: bool,
-    /// True if the kubelet writes every device ID into pod status, as 1.36 does.
-    pub allocated_resources_status: bool,
     /// Pauses of the kubelet.
     pub delays: Delays,
     /// Most pods that the kubelet takes.
@@ -105,15 +103,13 @@ pub struct NodeSetup {
     pub container_runtime: RuntimeConfig,
     /// The vendor's CDI specs on it. Containers need the driver on a node that is to have some.
     pub driver: DriverSpecs,
-    /// The binary of its plugin if it is another version's; it gets the flags that its `--help` names.
-    pub plugin: Option<PathBuf>,
     /// The program `cdi-injector`, if containerd's own code is to inject CDI devices in place of the testbed's model.
     pub cdi_injector: Option<PathBuf>,
     /// Further flags of its plugin.
     pub plugin_args: Vec<String>,
     /// The value of `NVIDIA_VISIBLE_DEVICES` in its plugin's own container, which is unprivileged; none for a process that has
     /// the testbed's environment and rights.
-    pub plugin_variable: Option<String>,
+    pub plugin_variable: Option<&'static str>,
     /// Devices of other types than GPUs, as the inventory file has them.
     pub others: Vec<Value>,
     /// Further fields of the inventory file for the machine, such as the links of its GPUs.
@@ -129,20 +125,22 @@ pub struct NodeSetup {
 impl NodeSetup {
     /// A node with GPUs of these sizes, in GiB units.
     pub fn new(name: &str, mib_of_gpus: &[u64]) -> Self {
-        let gpu = |(minor, mib): (u32, &u64)| GpuSpec {
-            uuid: format!("GPU-{name}-{minor}"),
-            minor,
-            mib: *mib,
-            health: GpuFault::Healthy,
-            details: Map::new(),
-        };
+        let mut gpus = Vec::new();
+        for (minor, mib) in (0..).zip(mib_of_gpus) {
+            gpus.push(GpuSpec {
+                uuid: format!("GPU-{name}-{minor}"),
+                minor,
+                mib: *mib,
+                health: GpuFault::Healthy,
+                details: Map::new(),
+            });
+        }
         Self {
             name: name.to_owned(),
-            gpus: (0..).zip(mib_of_gpus).map(gpu).collect(),
+            gpus,
             memory_unit: "GiB".to_owned(),
             labels: BTreeMap::new(),
             has_plugin: true,
-            allocated_resources_status: true,
             // A real kubelet tries to start a container again after 10 s, which would only make runs longer.
             delays: Delays {
                 start_retry: Duration::from_millis(500),
@@ -159,7 +157,6 @@ impl NodeSetup {
                 ..RuntimeConfig::default()
             },
             driver: DriverSpecs::default(),
-            plugin: None,
             cdi_injector: None,
             plugin_args: Vec::new(),
             plugin_variable: None,
@@ -174,17 +171,16 @@ impl NodeSetup {
     /// A node of this kind, with the plugin's flags and environment there. Its container runtime reads changed
     /// CDI specs with a delay, as containerd does.
     pub fn of_kind(kind: NodeKind, name: &str, mib_of_gpus: &[u64]) -> Self {
-        let refresh = RefreshDelay {
-            longest: SPECS_REFRESH,
-        };
         Self {
             container_runtime: RuntimeConfig {
-                refresh,
+                refresh: RefreshDelay {
+                    longest: SPECS_REFRESH,
+                },
                 ..kind.container_runtime()
             },
             driver: kind.driver(),
-            plugin_args: kind.deployment().plugin_args(),
-            plugin_variable: kind.own_container().variable,
+            plugin_args: kind.plugin_args(),
+            plugin_variable: Some(kind.plugin_variable()),
             ..Self::new(name, mib_of_gpus)
         }
     }

@@ -12,6 +12,7 @@ use tokio::process::Command;
 
 use crate::apiserver::ApiServer;
 use crate::connector::{ClientTlsFiles, Connector};
+use crate::files;
 use crate::manifests;
 use crate::polling;
 use crate::ports::free_address;
@@ -111,7 +112,8 @@ impl InstalledWebhooks {
 
     /// Connects to this address as a client that shows no certificate.
     pub(super) fn anonymous(&self, address: SocketAddr) -> Result<Connector> {
-        Ok(Connector::anonymous(&self.folder.join("ca.crt"))?.at(address))
+        let authorities = files::read(&self.folder.join("ca.crt"))?;
+        Ok(Connector::trusting(authorities.as_bytes())?.at(address))
     }
 
     /// Connects to the webhooks as a client without a certificate, and the URL by which it does.

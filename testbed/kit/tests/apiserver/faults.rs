@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures::{Stream, StreamExt};
 use k8s_openapi::api::core::v1::Pod;
-use kit::apiserver::{ApiServer, ApiServerConfig};
+use kit::apiserver::ApiServer;
 use kube::api::{WatchEvent, WatchParams};
 use kube::{Api, Client};
 use serde_json::json;
@@ -21,12 +21,12 @@ async fn next<T>(stream: &mut (impl Stream<Item = T> + Unpin)) -> Option<T> {
 
 #[tokio::test]
 async fn watches_are_closed_and_held() {
-    let server = ApiServer::start(ApiServerConfig::loopback()).await.unwrap();
+    let server = ApiServer::start().await.unwrap();
     let client = Client::try_from(kube::Config::new(server.url().parse().unwrap())).unwrap();
     let api: Api<Pod> = Api::namespaced(client, "default");
     let (faults, objects) = (server.faults(), server.objects());
     let mut stream = Box::pin(api.watch(&WatchParams::default(), "0").await.unwrap());
-    let held = faults.hold_watches("pods");
+    let held = faults.hold_watches_of("", "pods");
     objects.create("pods", pod("p")).unwrap();
     let early = timeout(Duration::from_millis(100), stream.next()).await;
     assert!(early.is_err(), "held back: {early:?}");
@@ -35,13 +35,13 @@ async fn watches_are_closed_and_held() {
     let added = next(&mut stream).await.unwrap().unwrap();
     assert!(matches!(added, WatchEvent::Added(_)), "{added:?}");
     assert_eq!(faults.n_late(), 1);
-    faults.drop_watches("nodes");
+    faults.drop_watches_of("", "nodes");
     let label = json!({"metadata": {"labels": {"a": "b"}}});
     objects.patch("pods", "default", "p", label).unwrap();
     let modified = next(&mut stream).await.unwrap().unwrap();
     assert!(matches!(modified, WatchEvent::Modified(_)), "{modified:?}");
     assert_eq!((faults.n_cut(), faults.n_late()), (0, 1));
-    faults.drop_watches("");
+    faults.drop_watches_of("", "");
     let ended = next(&mut stream).await;
     assert!(!matches!(ended, Some(Ok(_))), "{ended:?}");
     assert_eq!(faults.n_cut(), 1);

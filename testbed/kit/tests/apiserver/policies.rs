@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use http::Method;
-use kit::apiserver::{ApiServer, ApiServerConfig, User};
+use kit::apiserver::{ApiServer, User};
 use kit::cluster::{PLUGIN_USER, SCHEDULER_USER, default_deploy};
 use kit::manifests;
 use proto::device::NODE_LABELS;
@@ -19,7 +19,6 @@ use crate::raw::{Answer, send};
 const ADMIN: &str = "admin";
 const PODS: &str = "/api/v1/namespaces/default/pods";
 const ADMISSION: &str = "/apis/admissionregistration.k8s.io/v1";
-const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/gpushare-system/leases";
 const LEADERS: &str = "/apis/gpushare.io/v1alpha1/namespaces/gpushare-system/schedulerleaders";
 /// The token of the plugin on the node n1.
 const PLUGIN_OF_N1: &str = "plugin-n1";
@@ -38,7 +37,7 @@ const DEVICES: &str = "/apis/scheduling.koordinator.sh/v1alpha1/devices";
 const RECORD: &str = "scheduling.koordinator.sh/device-allocated";
 
 async fn server() -> ApiServer {
-    let server = ApiServer::start(ApiServerConfig::loopback()).await.unwrap();
+    let server = ApiServer::start().await.unwrap();
     let add = |token: &str, name: &str, claim: Option<(&str, &str)>| {
         let claim = claim.map(|(kind, name)| {
             (
@@ -143,10 +142,6 @@ async fn bind_as_each(server: &ApiServer, [first, second]: [&str; 2]) -> (u16, u
     )
 }
 
-fn lease(holder: &str) -> Value {
-    json!({"metadata": {"name": "gpushare-scheduler"}, "spec": {"holderIdentity": holder}})
-}
-
 fn leader(holder: &str) -> Value {
     json!({
         "apiVersion": "gpushare.io/v1alpha1", "kind": "SchedulerLeader", "metadata": {"name": "gpushare-scheduler"},
@@ -191,15 +186,6 @@ fn delete_kind(server: &ApiServer) {
         .unwrap();
 }
 
-/// The policy as it is shipped, but that a Lease is its parameter.
-async fn apply_with_lease(server: &ApiServer) {
-    let text = std::fs::read_to_string(default_deploy().join("base/scheduler-admission.yaml")).unwrap();
-    let text = text
-        .replace("gpushare.io/v1alpha1", "coordination.k8s.io/v1")
-        .replace("kind: SchedulerLeader", "kind: Lease");
-    create_policies(server, &text).await;
-}
-
 #[tokio::test]
 async fn a_parameter_of_a_custom_kind_is_read_again() {
     let server = server().await;
@@ -220,28 +206,6 @@ async fn a_parameter_of_a_custom_kind_is_read_again() {
     assert_eq!(bind_as_each(&server, ["c", "d"]).await, (403, 201));
     delete_kind(&server);
     assert_eq!(bind(&server, ADMIN, "after-the-kind").await.0, 201);
-}
-
-/// kubernetes/kubernetes#133827: the informer of a built-in kind ends with the last policy binding and shows its old objects from
-/// then on.
-#[tokio::test]
-async fn a_parameter_of_a_built_in_kind_is_stale_after_its_last_binding_was_deleted() {
-    let server = server().await;
-    apply_with_lease(&server).await;
-    assert_eq!(post(&server, ADMIN, LEASES, &lease("s-0_a")).await, 201);
-    assert_eq!(bind_as_each(&server, ["a", "b"]).await, (201, 403));
-    uninstall(&server).await;
-    apply_with_lease(&server).await;
-    let path = format!("{LEASES}/gpushare-scheduler");
-    assert_eq!(
-        code_of(&server, ADMIN, Method::PUT, &path, &lease("s-1_b")).await,
-        200
-    );
-    assert_eq!(
-        bind_as_each(&server, ["c", "d"]).await,
-        (201, 403),
-        "the Lease names s-1"
-    );
 }
 
 /// As in `pkg/admission/plugin/webhook/matchconditions` of k8s.io/apiserver: `failurePolicy` counts only if no condition is false.

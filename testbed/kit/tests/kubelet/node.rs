@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
-use kit::apiserver::{ApiServer, ApiServerConfig};
+use kit::apiserver::ApiServer;
 use kit::kubelet::{Kubelet, KubeletConfig};
 use kube::api::PostParams;
 use kube::runtime::wait::await_condition;
@@ -24,7 +24,7 @@ pub(crate) struct Node {
 
 impl Node {
     pub(crate) async fn start() -> Self {
-        let api = ApiServer::start(ApiServerConfig::loopback()).await.unwrap();
+        let api = ApiServer::start().await.unwrap();
         let client = Client::try_from(kube::Config::new(api.url().parse().unwrap())).unwrap();
         let dir = TempDir::new().unwrap();
         let mut config = KubeletConfig::new("n1", dir.path(), client.clone());

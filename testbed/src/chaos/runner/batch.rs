@@ -168,7 +168,7 @@ async fn disrupt_before_admission(runner: &mut Runner, batch: &Batch) -> Result<
         Disruption::PluginWatchBreaks => faults.drop_watches_of(PLUGIN_USER, "pods"),
         Disruption::AllWatchesBreak => {
             runner.cluster.api().objects().compact();
-            faults.drop_watches("");
+            faults.drop_watches_of("", "");
         }
         Disruption::CdiBlocked => runner.cdi(batch.node)?.block()?,
         Disruption::DiskFull => fill_disk(runner, batch.node, true).await?,

@@ -122,10 +122,7 @@ fn usage(cluster: &LocalCluster, pid: u32) -> Result<(u64, usize)> {
 }
 
 /// Fails unless the answer to a request is in time and has status 200.
-async fn expect_ok<B, E>(what: &str, answer: impl Future<Output = Result<(StatusCode, B), E>>) -> Result<()>
-where
-    E: std::error::Error + Send + Sync + 'static,
-{
+async fn expect_ok<B>(what: &str, answer: impl Future<Output = Result<(StatusCode, B)>>) -> Result<()> {
     let answer = timeout(IN_TIME, answer).await;
     let answer = answer.with_context(|| format!("{what}: no answer"))?;
     let (status, _) = answer.with_context(|| what.to_owned())?;

@@ -16,13 +16,6 @@ use crate::apiserver::resource::{ADMISSION, Resource};
 use crate::apiserver::selector::has_labels;
 use crate::apiserver::verbs::ApiState;
 
-/// The two kinds of webhook configuration.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum AdmissionPhase {
-    Mutating,
-    Validating,
-}
-
 /// A webhook with its defaults filled in.
 #[derive(Debug, Clone)]
 pub(crate) struct WebhookConfig {
@@ -30,8 +23,6 @@ pub(crate) struct WebhookConfig {
     pub(crate) client: WebhookClientConfig,
     pub(crate) timeout: Duration,
     pub(crate) ignores_failure: bool,
-    /// True if the webhook is called again after later webhooks changed the object (`reinvocationPolicy: IfNeeded`).
-    pub(crate) reinvoke: bool,
     /// `matchConditions`: expressions that must all be true for the webhook to be called.
     pub(crate) conditions: Vec<MatchCondition>,
     rules: Vec<RuleWithOperations>,
@@ -48,23 +39,13 @@ impl WebhookConfig {
         Some(Self {
             name: hook.name,
             client: hook.client_config,
-            timeout: Duration::from_secs(
-                hook.timeout_seconds
-                    .and_then(|s| u64::try_from(s).ok())
-                    .unwrap_or(10),
-            ),
+            timeout: Duration::from_secs(u64::try_from(hook.timeout_seconds.unwrap_or(10)).unwrap_or(10)),
             ignores_failure: hook.failure_policy.as_deref() == Some("Ignore"),
-            reinvoke: hook.reinvocation_policy.as_deref() == Some("IfNeeded"),
             conditions: hook.match_conditions.unwrap_or_default(),
             rules: hook.rules.unwrap_or_default(),
             namespaces: selector(hook.namespace_selector)?,
             objects: selector(hook.object_selector)?,
         })
-    }
-
-    /// True if a rule names the request's operation and resource.
-    pub(crate) fn matches(&self, request: &ReviewedWrite<'_>) -> bool {
-        self.rules.iter().any(|rule| rule_matches(rule, request))
     }
 
     /// True if the selectors accept the namespace, and the object before or after the write.
@@ -105,14 +86,14 @@ pub(super) fn rule_matches(rule: &RuleWithOperations, request: &ReviewedWrite<'_
         _ => true,
     };
     is_in_scope
-        && lists(&rule.operations, request.operation.as_str())
+        && lists(&rule.operations, request.operation)
         && lists(&rule.api_groups, &resource.group)
         && lists(&rule.api_versions, &resource.version)
         && rule
             .resources
             .iter()
             .flatten()
-            .any(|pattern| matches_resource(pattern, resource, request.subresource))
+            .any(|pattern| matches_resource(pattern, resource, &request.target.subresource))
 }
 
 /// Matches a rule's `pods`, `pods/binding`, `pods/*`, `*/binding`, `*/*`, or `*` for every resource without subresources.
@@ -121,15 +102,18 @@ fn matches_resource(pattern: &str, resource: &Resource, subresource: &str) -> bo
     (wanted == "*" || wanted == resource.plural) && (sub == "*" || sub == subresource)
 }
 
-/// All webhooks of a phase, ordered by the names of their configurations.
-pub(crate) fn all_of_phase(state: &ApiState, phase: AdmissionPhase) -> Vec<WebhookConfig> {
-    let plural = match phase {
-        AdmissionPhase::Mutating => "mutatingwebhookconfigurations",
-        AdmissionPhase::Validating => "validatingwebhookconfigurations",
-    };
-    let configurations = state.store.scan(&format!("{ADMISSION}/{plural}"), None, None);
-    configurations
-        .flat_map(|(_, version)| object::array(&version.value, "/webhooks"))
-        .filter_map(WebhookConfig::read)
-        .collect()
+/// The webhooks in configurations of this plural name whose rules match a request, ordered by the names of their configurations.
+pub(super) fn matching(state: &ApiState, plural: &str, request: &ReviewedWrite<'_>) -> Vec<WebhookConfig> {
+    let resource = &request.target.resource;
+    // Webhooks are never called for their own configurations: a broken one could otherwise not be corrected.
+    if resource.group == ADMISSION && resource.plural.ends_with("webhookconfigurations") {
+        return Vec::new();
+    }
+    let mut found = Vec::new();
+    for (_, version) in state.store.scan(&format!("{ADMISSION}/{plural}"), "", None) {
+        let webhooks = object::array(&version.value, "/webhooks").iter();
+        found.extend(webhooks.filter_map(WebhookConfig::read));
+    }
+    found.retain(|hook| hook.rules.iter().any(|rule| rule_matches(rule, request)));
+    found
 }

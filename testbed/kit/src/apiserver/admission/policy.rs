@@ -4,13 +4,7 @@
 //! parameters are found by name, expressions are neither type-checked nor limited in cost, and selectors, exceptions from rules
 //! and the variables `authorizer` and `namespaceObject` are not known, so that an expression which uses them is an error. With
 //! `failurePolicy: Ignore` a validation that cannot be evaluated ends the policy, though a later one may deny the request.
-//!
-//! Objects that policies name as parameters come from [`ParamInformers`], which repeats a fault of kube-apiserver
-//! (kubernetes/kubernetes#130887, #133827): its informer of a kind ends with the last policy binding that needs it. For a
-//! custom resource it makes another one later. The informer of a built-in kind is shared and never starts again: parameters
-//! stay as it had seen them by then. The real server looks for changed bindings once a second, and this one at every write.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use cel::Context;
@@ -19,77 +13,20 @@ use k8s_openapi::api::admissionregistration::v1::{
     MatchCondition, NamedRuleWithOperations, ParamKind, ParamRef, RuleWithOperations,
     ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding, ValidatingAdmissionPolicySpec, Validation,
 };
-use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 
 use super::hook::rule_matches;
 use super::{ReviewObjects, ReviewedWrite, call};
-use crate::apiserver::resource::{ADMISSION, Resource};
+use crate::apiserver::object;
+use crate::apiserver::resource::ADMISSION;
 use crate::apiserver::status::ApiError;
 use crate::apiserver::store::Key;
 use crate::apiserver::verbs::ApiState;
 
-/// `apiVersion` and kind of the objects that are parameters of a policy (`paramKind`).
-type VersionedKind = (String, String);
-
-/// The objects of one parameter kind as its informer has seen them.
-type SeenParams = BTreeMap<Key, Arc<Value>>;
-
-/// The informers of the kinds that policies name in `paramKind`.
-#[derive(Debug, Default)]
-pub(crate) struct ParamInformers(Mutex<Informers>);
-
-#[derive(Debug, Default)]
-struct Informers {
-    /// The kinds that bindings needed at the last write.
-    running: BTreeSet<VersionedKind>,
-    /// Ended informers of built-in kinds, with the objects that they had seen by then: these stay in use (kubernetes#130887).
-    ended: BTreeMap<VersionedKind, SeenParams>,
-}
-
-impl ParamInformers {
-    /// Starts informers of the parameter kinds that bindings need now, and ends those of other kinds.
-    fn refresh(&self, state: &ApiState, needed: BTreeSet<VersionedKind>) {
-        let mut informers = self.0.lock();
-        let previously_running = std::mem::replace(&mut informers.running, needed);
-        for kind in previously_running {
-            let resource = resource_of(state, &kind).filter(|resource| !resource.custom);
-            if let Some(resource) = resource.filter(|_| !informers.running.contains(&kind)) {
-                let seen = state.store.scan(&resource.storage, None, None);
-                let seen = seen.map(|(key, version)| (key.clone(), Arc::clone(&version.value)));
-                informers.ended.entry(kind).or_insert_with(|| seen.collect());
-            }
-        }
-    }
-
-    /// A parameter object as the informer of its kind shows it.
-    fn get(
-        &self,
-        state: &ApiState,
-        resource: &Resource,
-        kind: &VersionedKind,
-        key: &Key,
-    ) -> Option<Arc<Value>> {
-        if let Some(seen) = self.0.lock().ended.get(kind) {
-            return seen.get(key).cloned();
-        }
-        let current = state.store.get(&resource.storage, key)?;
-        Some(Arc::clone(&current.value))
-    }
-}
-
-/// The served resource with this API version and kind.
-fn resource_of(state: &ApiState, (api_version, kind): &VersionedKind) -> Option<Arc<Resource>> {
-    let mut resources = state.registry.all().iter();
-    resources
-        .find(|resource| resource.api_version() == *api_version && resource.kind == *kind)
-        .cloned()
-}
-
 /// All stored admission objects of one plural name, such as the policies; objects that do not decode are left out.
 fn list_objects<T: DeserializeOwned>(state: &ApiState, plural: &str) -> Vec<T> {
-    let found = state.store.scan(&format!("{ADMISSION}/{plural}"), None, None);
+    let found = state.store.scan(&format!("{ADMISSION}/{plural}"), "", None);
     found
         .filter_map(|(_, version)| T::deserialize(&*version.value).ok())
         .collect()
@@ -106,34 +43,25 @@ pub(super) struct PolicyRule {
 
 /// The policies that apply to a request, each with its binding and parameter.
 pub(super) fn matching_rules(state: &ApiState, request: &ReviewedWrite<'_>) -> Vec<PolicyRule> {
-    let policies: Vec<ValidatingAdmissionPolicy> = list_objects(state, "validatingadmissionpolicies");
-    let bindings: Vec<ValidatingAdmissionPolicyBinding> =
-        list_objects(state, "validatingadmissionpolicybindings");
-    let (mut bound_policies, mut param_kinds) = (Vec::new(), BTreeSet::new());
-    for binding in &bindings {
-        let mut of_binding = policies
-            .iter()
-            .filter(|policy| policy.metadata.name.as_ref() == Some(&binding.spec.policy_name));
-        if let Some(policy) = of_binding.next()
-            && let Some(spec) = &policy.spec
-        {
-            param_kinds.extend(spec.param_kind.as_ref().and_then(kind_of));
-            bound_policies.push((policy, spec, binding));
-        }
-    }
-    state.params.refresh(state, param_kinds);
     // Policies do not apply to policies, so that a wrong one can still be corrected or deleted.
     let resource = &request.target.resource;
     if resource.group == ADMISSION && resource.plural.starts_with("validatingadmissionpolic") {
         return Vec::new();
     }
+    let policies: Vec<ValidatingAdmissionPolicy> = list_objects(state, "validatingadmissionpolicies");
+    let bindings: Vec<ValidatingAdmissionPolicyBinding> =
+        list_objects(state, "validatingadmissionpolicybindings");
     let mut rules = Vec::new();
-    for (policy, spec, binding) in bound_policies {
-        let denies = binding
-            .spec
-            .validation_actions
+    for binding in bindings {
+        let bound = Some(&binding.spec.policy_name);
+        let policy = policies
             .iter()
-            .any(|action| action == "Deny");
+            .find(|policy| policy.metadata.name.as_ref() == bound);
+        let Some((policy, spec)) = policy.and_then(|policy| Some((policy, policy.spec.as_ref()?))) else {
+            continue;
+        };
+        let mut actions = binding.spec.validation_actions.iter();
+        let denies = actions.any(|action| action == "Deny");
         let constraints = spec.match_constraints.iter();
         let mut match_rules = constraints.flat_map(|constraints| constraints.resource_rules.iter().flatten());
         // Only the action Deny is modelled: bindings with Warn or Audit alone have no effect.
@@ -144,17 +72,12 @@ pub(super) fn matching_rules(state: &ApiState, request: &ReviewedWrite<'_>) -> V
         if let Some(params) = parameter_of(state, spec.param_kind.as_ref(), reference) {
             rules.push(PolicyRule {
                 policy: policy.clone(),
-                binding: binding.metadata.name.clone().unwrap_or_default(),
+                binding: binding.metadata.name.unwrap_or_default(),
                 params,
             });
         }
     }
     rules
-}
-
-/// API version and kind of the parameters that a policy names.
-fn kind_of(kind: &ParamKind) -> Option<VersionedKind> {
-    Some((kind.api_version.clone()?, kind.kind.clone()?))
 }
 
 /// The same rule without `resourceNames`, the one field by which rules of policies and of webhooks differ.
@@ -182,22 +105,22 @@ fn parameter_of(
     kind: Option<&ParamKind>,
     reference: Option<&ParamRef>,
 ) -> Option<Result<Arc<Value>, String>> {
-    let (Some(kind), Some(reference)) = (kind.and_then(kind_of), reference) else {
+    let (Some(kind), Some(reference)) = (kind, reference) else {
         return Some(Ok(Arc::default()));
     };
-    let Some(resource) = resource_of(state, &kind) else {
-        let (api_version, kind) = &kind;
+    let api_version = kind.api_version.as_deref().unwrap_or_default();
+    let kind = kind.kind.as_deref().unwrap_or_default();
+    let mut resources = state.registry.all().iter();
+    let Some(resource) = resources.find(|found| found.api_version() == api_version && found.kind == kind)
+    else {
         return Some(Err(format!(
             "failed to configure policy: failed to find resource referenced by paramKind: '{api_version}, Kind={kind}'"
         )));
     };
     let namespace = reference.namespace.clone().unwrap_or_default();
     let name = reference.name.as_deref().unwrap_or_default();
-    match state
-        .params
-        .get(state, &resource, &kind, &Key::new(namespace, name))
-    {
-        Some(found) => Some(Ok(found)),
+    match state.store.get(&resource.storage, &Key::new(namespace, name)) {
+        Some(found) => Some(Ok(Arc::clone(&found.value))),
         // Without `Deny` a binding whose parameter is missing does not apply at all.
         None if reference.parameter_not_found_action.as_deref() == Some("Deny") => {
             let why = "no params found for policy binding with `Deny` parameterNotFoundAction";
@@ -265,13 +188,13 @@ fn failed_validation(
     objects: &ReviewObjects,
     params: &Value,
 ) -> Result<Option<(String, String)>, String> {
-    let expressions = Expressions::new(request, objects, Some(params))?;
+    let mut expressions = Expressions::new(request, objects, Some(params));
     if !expressions.are_met(spec.match_conditions.as_deref().unwrap_or_default())? {
         return Ok(None);
     }
-    let variables = spec.variables.iter().flatten();
-    let variables = variables.map(|variable| (variable.name.as_str(), variable.expression.as_str()));
-    let expressions = expressions.with_variables(variables);
+    for variable in spec.variables.iter().flatten() {
+        expressions.add_variable(&variable.name, &variable.expression);
+    }
     for validation in spec.validations.iter().flatten() {
         if !expressions.is_true(&validation.expression)? {
             let reason = validation.reason.clone().unwrap_or("Invalid".to_owned());
@@ -295,70 +218,55 @@ fn message(expressions: &Expressions, validation: &Validation) -> String {
 /// The environment of CEL expressions: the values that they can use by name.
 pub(super) struct Expressions {
     names: Vec<(&'static str, Value)>,
-    variables: serde_json::Map<String, Value>,
+    variables: Map<String, Value>,
 }
 
 impl Expressions {
     /// The environment for a request; `params` is the parameter object of a policy, and a webhook has none.
-    pub(super) fn new(
-        request: &ReviewedWrite<'_>,
-        objects: &ReviewObjects,
-        params: Option<&Value>,
-    ) -> Result<Self, String> {
+    pub(super) fn new(request: &ReviewedWrite<'_>, objects: &ReviewObjects, params: Option<&Value>) -> Self {
         let mut review = call::review_of("", request, objects);
         let mut shown_request = review.get_mut("request").map(Value::take).unwrap_or_default();
-        let fields = shown_request
-            .as_object_mut()
-            .ok_or("the request cannot be shown to policies")?;
+        let fields = object::make_object(&mut shown_request);
         for field in ["object", "oldObject"] {
             fields.remove(field);
         }
-        if let Some(user) = fields.get_mut("userInfo").and_then(Value::as_object_mut) {
-            user.insert("extra".to_owned(), serde_json::json!(request.user.extra));
-        }
+        object::child(&mut shown_request, "userInfo").insert("extra".to_owned(), json!(request.user.extra));
         let mut names = vec![
             ("object", objects.new.clone()),
             ("oldObject", Value::clone(&objects.old)),
             ("request", shown_request),
         ];
         names.extend(params.map(|params| ("params", params.clone())));
-        Ok(Self {
+        Self {
             names,
-            variables: serde_json::Map::new(),
-        })
+            variables: Map::new(),
+        }
     }
 
-    /// Adds a policy's variables. One that cannot be evaluated is left out, and an expression that uses it fails.
-    pub(super) fn with_variables<'a>(mut self, variables: impl Iterator<Item = (&'a str, &'a str)>) -> Self {
-        for (name, expression) in variables {
-            let value = self.evaluate(expression);
-            match value.and_then(|value| value.json().map_err(|error| error.to_string())) {
-                Ok(value) => drop(self.variables.insert(name.to_owned(), value)),
-                Err(error) => tracing::debug!(name, error, "a variable of a policy cannot be evaluated"),
-            }
+    /// Adds a variable of a policy. One that cannot be evaluated is left out, and an expression that uses it fails.
+    fn add_variable(&mut self, name: &str, expression: &str) {
+        if let Ok(value) = self.evaluate(expression)
+            && let Ok(value) = value.json()
+        {
+            self.variables.insert(name.to_owned(), value);
         }
-        self
     }
 
     /// The value of an expression, or the reason for which it has none.
-    pub(super) fn evaluate(&self, expression: &str) -> Result<cel::Value, String> {
-        let failed = |error: String| format!("expression '{}' resulted in error: {error}", expression.trim());
+    fn evaluate(&self, expression: &str) -> Result<cel::Value, String> {
+        let value = self.try_evaluate(expression);
+        value.map_err(|error| format!("expression '{}' resulted in error: {error}", expression.trim()))
+    }
+
+    fn try_evaluate(&self, expression: &str) -> anyhow::Result<cel::Value> {
         // kube-apiserver enables optional fields (`object.?metadata`), and gpushare's policies use them.
-        let parsed = Parser::new().enable_optional_syntax(true).parse(expression);
-        let parsed = parsed.map_err(|error| failed(error.to_string()))?;
+        let parsed = Parser::new().enable_optional_syntax(true).parse(expression)?;
         let mut context = Context::default();
-        let variables = Value::from(self.variables.clone());
-        for (name, value) in self
-            .names
-            .iter()
-            .map(|(name, value)| (*name, value))
-            .chain([("variables", &variables)])
-        {
-            context
-                .add_variable(name, value)
-                .map_err(|error| failed(error.to_string()))?;
+        for (name, value) in &self.names {
+            context.add_variable(*name, value)?;
         }
-        cel::Value::resolve(&parsed, &context).map_err(|error| failed(error.to_string()))
+        context.add_variable("variables", &self.variables)?;
+        Ok(cel::Value::resolve(&parsed, &context)?)
     }
 
     /// Returns true if every condition is true. A false one decides even beside one that cannot be evaluated.
@@ -374,7 +282,7 @@ impl Expressions {
     }
 
     /// Evaluates a CEL expression that must give a bool.
-    pub(super) fn is_true(&self, expression: &str) -> Result<bool, String> {
+    fn is_true(&self, expression: &str) -> Result<bool, String> {
         match self.evaluate(expression)? {
             cel::Value::Bool(is_true) => Ok(is_true),
             other => Err(format!("expression '{expression}' is no bool but {other:?}")),

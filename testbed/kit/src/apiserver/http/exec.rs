@@ -3,8 +3,6 @@
 //!
 //! kubectl up to 1.30 asks for SPDY, which is not served.
 
-use std::sync::Arc;
-
 use axum::extract::Request;
 use axum::response::Response;
 use futures::SinkExt;
@@ -16,11 +14,12 @@ use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 
 use super::Server;
 use super::object_verbs::choose_container;
-use super::route::{Query, Route};
+use super::route::Query;
 use super::websocket::{accept, channel_message, open};
 use crate::apiserver::container_programs::{self, ContainerView, ProgramResult};
 use crate::apiserver::object;
 use crate::apiserver::status::ApiError;
+use crate::apiserver::verbs::RequestTarget;
 
 const PROTOCOLS: [&str; 2] = ["v5.channel.k8s.io", "v4.channel.k8s.io"];
 /// The channels on which the server sends; the last carries a `Status`.
@@ -30,15 +29,15 @@ const ERROR: u8 = 3;
 
 /// Runs a program as if it ran in a container, and switches to a `WebSocket` that carries its output.
 pub(super) fn upgrade(
-    server: &Arc<Server>,
+    server: &Server,
     mut request: Request,
-    route: &Route,
+    target: &RequestTarget,
     query: &Query,
 ) -> Result<Response, ApiError> {
-    let pod = server.objects.state().current(&route.target())?;
-    let container = choose_container(query, &route.name, &pod.value)?;
+    let pod = server.objects.state().current(target)?;
+    let container = choose_container(query, &target.name, &pod.value)?;
     if object::text(&pod.value, "/spec/nodeName").is_empty() {
-        let text = format!("pod {} does not have a host assigned", route.name);
+        let text = format!("pod {} does not have a host assigned", target.name);
         return Err(ApiError::bad_request(text));
     }
     if object::text(&pod.value, "/status/phase") != "Running" {
@@ -59,17 +58,15 @@ pub(super) fn upgrade(
 /// Sends the output of a program, then its exit code.
 async fn send(upgrade: OnUpgrade, result: &ProgramResult) -> anyhow::Result<()> {
     let mut socket = open(upgrade).await?;
-    for (channel, text) in [(STDOUT, &result.stdout), (STDERR, &result.stderr)] {
-        if !text.is_empty() {
-            socket.send(channel_message(channel, text.as_bytes())).await?;
-        }
+    let (channel, text, code) = match result {
+        Ok(output) => (STDOUT, output, 0),
+        Err((code, text)) => (STDERR, text, *code),
+    };
+    if !text.is_empty() {
+        socket.send(channel_message(channel, text.as_bytes())).await?;
     }
-    socket
-        .send(channel_message(
-            ERROR,
-            status(result.exit_code).to_string().as_bytes(),
-        ))
-        .await?;
+    let status = status(code).to_string();
+    socket.send(channel_message(ERROR, status.as_bytes())).await?;
     // kubectl takes any other end for a broken connection.
     let normal = CloseFrame {
         code: CloseCode::Normal,

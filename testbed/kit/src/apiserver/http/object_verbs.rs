@@ -1,7 +1,5 @@
 //! Requests for one object: get, create, update, patch, delete, and the subresources of pods.
 
-use std::sync::Arc;
-
 use axum::response::Response;
 use serde_json::{Value, json};
 
@@ -13,38 +11,28 @@ use super::{json_answer, text_answer};
 use crate::apiserver::object;
 use crate::apiserver::patch::PatchFormat;
 use crate::apiserver::status::{ApiError, success};
-use crate::apiserver::verbs::RequestTarget;
 use crate::rbac::Rbac;
 
-pub(super) fn get(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
-    let version = server.objects.state().current(&request.route.target())?;
-    request.object_answer(200, &version)
+pub(super) fn get(server: &Server, request: &ApiRequest) -> Result<Response, ApiError> {
+    let version = server.objects.state().current(&request.target)?;
+    Ok(request.object_answer(200, &version))
 }
 
 /// Answers a `create`, which for some resources is an action: a Binding binds a pod, a review is only answered.
-pub(super) async fn create(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
-    if !request.route.name.is_empty() {
-        return Err(ApiError::method_not_allowed(
-            &request.route.resource.qualified(),
-            "create",
-        ));
+pub(super) async fn create(server: &Server, request: &ApiRequest) -> Result<Response, ApiError> {
+    let resource = &request.target.resource;
+    if !request.target.name.is_empty() {
+        return Err(ApiError::method_not_allowed(&resource.qualified(), "create"));
     }
-    if request.route.resource.is("", "bindings") {
+    if resource.is("", "bindings") {
         return bind(server, request).await;
     }
-    if request.route.resource.is_review() {
+    if resource.is_review() {
         let review = server.tokens.review(request.read_body()?, &roles(server)?);
         return Ok(json_answer(201, &review));
     }
-    // A form of answer that this server does not have is refused (406) before anything is written.
-    request.view()?;
-    let (target, body, options) = (
-        request.route.target(),
-        request.read_body()?,
-        request.write_options(),
-    );
-    let written = admitted::create(server, request, &target, body, &options).await?;
-    request.object_answer(201, &written.version)
+    let created = admitted::create(server, request, request.read_body()?).await?;
+    Ok(request.object_answer(201, &created))
 }
 
 /// The roles and bindings of the cluster.
@@ -57,81 +45,55 @@ fn roles(server: &Server) -> Result<Rbac, ApiError> {
     Rbac::of(&objects).map_err(|error| ApiError::bad_request(error.to_string()))
 }
 
-pub(super) async fn update(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
-    // A form of answer that this server does not have is refused (406) before anything is written.
-    request.view()?;
-    let body = request.read_body()?;
-    let written = admitted::update(server, request, body, &request.write_options()).await?;
-    request.object_answer(200, &written.version)
+pub(super) async fn update(server: &Server, request: &ApiRequest) -> Result<Response, ApiError> {
+    let updated = admitted::update(server, request, request.read_body()?).await?;
+    Ok(request.object_answer(200, &updated))
 }
 
 /// Answers a `patch`; the content type of the request says which kind of patch it is.
-pub(super) async fn patch(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
-    // A form of answer that this server does not have is refused (406) before anything is written.
-    request.view()?;
-    let format = PatchFormat::of(&request.content_type).ok_or_else(|| {
-        ApiError::new(
-            415,
-            "the body of the request was in an unknown format - accepted media types include: \
-             application/json-patch+json, application/merge-patch+json, \
-             application/strategic-merge-patch+json, application/apply-patch+yaml",
-        )
-    })?;
-    let (body, options) = (request.read_body()?, request.write_options());
-    let written = admitted::patch(server, request, format, body, &options).await?;
-    let code = if written.created { 201 } else { 200 };
-    request.object_answer(code, &written.version)
+pub(super) async fn patch(server: &Server, request: &ApiRequest) -> Result<Response, ApiError> {
+    let format = PatchFormat::of(&request.content_type, request.target.resource.custom)?;
+    let (patched, is_new) = admitted::patch(server, request, format, request.read_body()?).await?;
+    Ok(request.object_answer(if is_new { 201 } else { 200 }, &patched))
 }
 
-pub(super) async fn delete(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
+pub(super) async fn delete(server: &Server, request: &ApiRequest) -> Result<Response, ApiError> {
     let options = request.delete_options()?;
-    let resource = &request.route.resource;
-    let deleted = admitted::delete(server, request, &request.route.target(), &options).await?;
+    let resource = &request.target.resource;
+    let deleted = admitted::delete(server, request, &request.target, &options).await?;
     // The answer for a removed pod is the pod itself, for an object of another kind a Status that has the UID.
     if !deleted.removed || resource.is_pod() {
-        return request.object_answer(200, &deleted.version);
+        return Ok(request.object_answer(200, &deleted.version));
     }
     let details = json!({
-        "name": request.route.name, "group": resource.group, "kind": resource.plural,
+        "name": request.target.name, "group": resource.group, "kind": resource.plural,
         "uid": object::text(&deleted.version.value, "/metadata/uid"),
     });
     Ok(json_answer(200, &success(200, Some(details))))
 }
 
 /// Binds a pod, by the `binding` subresource of the pod or by a POST to `/namespaces/NS/bindings`.
-pub(super) async fn bind(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
+pub(super) async fn bind(server: &Server, request: &ApiRequest) -> Result<Response, ApiError> {
     let body = request.read_body()?;
-    let target = pod_target(server, request, &body)?;
-    admitted::bind(server, request, &target, body, &request.write_options()).await?;
+    admitted::bind(server, request, body).await?;
     Ok(json_answer(201, &success(201, None)))
 }
 
-/// The pod to bind. A POST to `/namespaces/NS/bindings` names it in the body, one to `pods/NAME/binding` in the URL.
-fn pod_target(server: &Arc<Server>, request: &ApiRequest, body: &Value) -> Result<RequestTarget, ApiError> {
-    let mut target = request.route.target();
-    if target.name.is_empty() {
-        object::text(body, "/metadata/name").clone_into(&mut target.name);
-        target.resource = server.objects.resource("pods")?;
-    }
-    Ok(target)
-}
-
-pub(super) async fn evict(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
-    admitted::evict(server, request, request.read_body()?, &request.write_options()).await?;
+pub(super) async fn evict(server: &Server, request: &ApiRequest) -> Result<Response, ApiError> {
+    admitted::evict(server, request, request.read_body()?).await?;
     Ok(json_answer(201, &success(201, None)))
 }
 
 /// Answers the `log` subresource of a pod: the log of one container, or its last lines.
-pub(super) fn log(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
-    let target = request.route.target();
-    let pod = server.objects.state().current(&target)?;
-    let container = choose_container(&request.query, &request.route.name, &pod.value)?;
+pub(super) fn log(server: &Server, request: &ApiRequest) -> Result<Response, ApiError> {
+    let pod = server.objects.state().current(&request.target)?;
+    let container = choose_container(&request.query, &request.target.name, &pod.value)?;
     // kube-apiserver asks the node's kubelet for the log; a pod without a node has none.
     if object::text(&pod.value, "/spec/nodeName").is_empty() {
         return Ok(text_answer(String::new()));
     }
     let uid = object::text(&pod.value, "/metadata/uid");
-    let text = server.objects.logs().read(&target.key(), uid, container);
+    let text = server.objects.log(uid, container);
     let Some(n_lines) = request.query.number("tailLines")? else {
         return Ok(text_answer(text));
     };

@@ -4,7 +4,6 @@
 //! channel is the port. kubectl's newer protocol, SPDY within a `WebSocket`, is not served: kubectl falls back to SPDY and fails.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 
 use axum::extract::Request;
 use axum::response::Response;
@@ -17,9 +16,10 @@ use tokio::net::tcp::OwnedReadHalf;
 use tokio_tungstenite::tungstenite::{Error, Message};
 
 use super::Server;
-use super::route::{Query, Route};
+use super::route::Query;
 use super::websocket::{Socket, accept, channel_message, open};
 use crate::apiserver::status::ApiError;
+use crate::apiserver::verbs::RequestTarget;
 
 const PROTOCOL: &str = "v4.channel.k8s.io";
 /// The channels of the one port that a connection carries.
@@ -28,17 +28,16 @@ const ERROR: u8 = 1;
 
 /// Switches to a `WebSocket` that carries one port of a pod.
 pub(super) fn upgrade(
-    server: &Arc<Server>,
+    server: &Server,
     mut request: Request,
-    route: &Route,
+    target: &RequestTarget,
     query: &Query,
 ) -> Result<Response, ApiError> {
-    let namespace = route.namespace.as_deref().unwrap_or_default();
-    server.objects.get("pods", namespace, &route.name)?;
+    server.objects.state().current(target)?;
     let port = query.number("ports")?.and_then(|port| u16::try_from(port).ok());
     let port = port.ok_or_else(|| ApiError::bad_request("ports: one port must be named"))?;
     let (response, upgrade) = accept(&mut request, &[PROTOCOL])?;
-    let address = server.objects.pod_ports().get(namespace, &route.name, port);
+    let address = server.objects.pod_port(&target.namespace, &target.name, port);
     let stopping = server.stopping.clone();
     tokio::spawn(async move {
         tokio::select! {

@@ -3,13 +3,13 @@
 use axum::extract::Request;
 use axum::response::Response;
 use bytes::Bytes;
-use chrono::Utc;
 use http::header::{ACCEPT, CONTENT_TYPE};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::DeleteOptions;
 use serde_json::Value;
 
-use super::route::{Query, Route};
-use super::{json_bytes_answer, parse_body};
+use super::route::Query;
+use super::{header_text, json_bytes_answer, parse_body};
 use crate::apiserver::access::User;
 use crate::apiserver::object;
 use crate::apiserver::read::ListQuery;
@@ -17,8 +17,8 @@ use crate::apiserver::render::{self, View};
 use crate::apiserver::selector::Selectors;
 use crate::apiserver::status::ApiError;
 use crate::apiserver::store::ObjectVersion;
-use crate::apiserver::verbs::WriteOptions;
-use crate::apiserver::verbs::delete::DeleteOptions;
+use crate::apiserver::verbs::RequestTarget;
+use crate::apiserver::verbs::delete::read_options;
 
 /// The largest request body, 3 MiB as in kube-apiserver (`MaxRequestBodyBytes`).
 const MAX_BODY: usize = 3 * 1024 * 1024;
@@ -26,11 +26,14 @@ const MAX_BODY: usize = 3 * 1024 * 1024;
 /// A request for a resource, with its body read.
 #[derive(Debug)]
 pub(super) struct ApiRequest {
-    pub(super) route: Route,
+    /// RBAC verb.
+    pub(super) verb: &'static str,
+    pub(super) target: RequestTarget,
     pub(super) query: Query,
     pub(super) content_type: String,
-    accept: String,
-    pub(super) body: Bytes,
+    /// The representation that the client accepts: object, metadata or table.
+    pub(super) view: View,
+    body: Bytes,
     pub(super) user: User,
 }
 
@@ -38,25 +41,19 @@ impl ApiRequest {
     /// Reads the body of a request whose path and user are known.
     pub(super) async fn read(
         request: Request,
-        route: Route,
+        (verb, target): (&'static str, RequestTarget),
         query: Query,
         user: User,
     ) -> Result<Self, ApiError> {
         let (head, body) = request.into_parts();
-        let header = |name| {
-            head.headers
-                .get(name)
-                .and_then(|h| h.to_str().ok())
-                .unwrap_or_default()
-                .to_owned()
-        };
-        let content_type = header(CONTENT_TYPE)
+        let content_type = header_text(&head.headers, CONTENT_TYPE)
             .split(';')
             .next()
-            .unwrap_or_default()
-            .trim()
-            .to_owned();
-        let accept = header(ACCEPT);
+            .unwrap_or_default();
+        // Refused before anything is written.
+        let why = "only the following media types are accepted: application/json";
+        let view = View::negotiate(header_text(&head.headers, ACCEPT));
+        let view = view.ok_or_else(|| ApiError::new(406, why))?;
         let body = Limited::new(body, MAX_BODY).collect().await.map_err(|error| {
             if error.downcast_ref::<LengthLimitError>().is_some() {
                 ApiError::new(413, format!("Request entity too large: limit is {MAX_BODY}"))
@@ -65,10 +62,11 @@ impl ApiRequest {
             }
         })?;
         Ok(Self {
-            route,
+            verb,
+            target,
             query,
-            content_type,
-            accept,
+            content_type: content_type.trim().to_owned(),
+            view,
             body: body.to_bytes(),
             user,
         })
@@ -76,12 +74,11 @@ impl ApiRequest {
 
     /// The name that faults are matched with: the name in the path or, for a creation, in the body.
     pub(super) fn fault_name(&self) -> String {
-        if !self.route.name.is_empty() || self.route.verb != "create" {
-            return self.route.name.clone();
+        if !self.target.name.is_empty() || self.verb != "create" {
+            return self.target.name.clone();
         }
-        self.read_body()
-            .map(|body| object::text(&body, "/metadata/name").to_owned())
-            .unwrap_or_default()
+        let body = self.read_body().unwrap_or_default();
+        object::text(&body, "/metadata/name").to_owned()
     }
 
     pub(super) fn read_body(&self) -> Result<Value, ApiError> {
@@ -92,7 +89,7 @@ impl ApiRequest {
         let text = |key| self.query.get(key).unwrap_or_default();
         let selectors = Selectors::parse(text("labelSelector"), text("fieldSelector"))?;
         // A watch on the path of one object is a watch on the collection with a field selector.
-        Ok(match self.route.name.as_str() {
+        Ok(match self.target.name.as_str() {
             "" => selectors,
             name => selectors.named(name),
         })
@@ -100,43 +97,25 @@ impl ApiRequest {
 
     /// The parameters of a list. Every list shows the newest objects, whatever `resourceVersionMatch` says.
     pub(super) fn list_query(&self) -> Result<ListQuery, ApiError> {
-        let limit = self
-            .query
-            .number("limit")?
-            .map(|l| usize::try_from(l).unwrap_or(usize::MAX));
+        let limit = self.query.number("limit")?;
         Ok(ListQuery {
-            namespace: self.route.namespace.clone(),
+            namespace: self.target.namespace.clone(),
             selectors: self.selectors()?,
-            limit,
+            limit: limit.map(|limit| usize::try_from(limit).unwrap_or(usize::MAX)),
             token: self.query.get("continue").map(str::to_owned),
             revision: self.query.number("resourceVersion")?,
         })
     }
 
-    /// The representation that the client accepts: object, metadata or table.
-    pub(super) fn view(&self) -> Result<View, ApiError> {
-        View::negotiate(&self.accept, self.query.get("includeObject")).ok_or_else(|| {
-            ApiError::new(
-                406,
-                "only the following media types are accepted: application/json",
-            )
-        })
-    }
-
-    /// The options of a write, from the query and the headers.
-    pub(super) fn write_options(&self) -> WriteOptions {
-        WriteOptions {
-            dry_run: self.query.get("dryRun") == Some("All"),
-            manager: self.query.get("fieldManager").unwrap_or_default().to_owned(),
-            is_apply: false,
-            now: Utc::now(),
-        }
+    /// True if the query asks for a dry run.
+    pub(super) fn dry_run(&self) -> bool {
+        self.query.get("dryRun") == Some("All")
     }
 
     /// Answers with an object in the form that the client accepts: as it is, as metadata only, or as a table.
-    pub(super) fn object_answer(&self, code: u16, version: &ObjectVersion) -> Result<Response, ApiError> {
-        let body = render::render_object(self.view()?, &self.route.resource, version);
-        Ok(json_bytes_answer(code, body))
+    pub(super) fn object_answer(&self, code: u16, version: &ObjectVersion) -> Response {
+        let body = render::render_object(self.view, &self.target.resource, version);
+        json_bytes_answer(code, body)
     }
 
     /// The options of a deletion: from the body, and from the query where the body says nothing.
@@ -146,15 +125,17 @@ impl ApiRequest {
         } else {
             self.read_body()?
         };
-        let mut options = DeleteOptions::read(&body, Utc::now());
+        let mut options = read_options(&body)?;
         if let Some(text) = self.query.get("gracePeriodSeconds") {
             let parsed = text
                 .parse()
                 .map_err(|_| ApiError::bad_request("gracePeriodSeconds must be an integer"))?;
             // Options in the body win over those in the query.
-            options.grace = options.grace.or(Some(parsed));
+            options.grace_period_seconds.get_or_insert(parsed);
         }
-        options.dry_run |= self.query.get("dryRun") == Some("All");
+        if self.dry_run() {
+            options.dry_run = Some(vec!["All".to_owned()]);
+        }
         Ok(options)
     }
 }

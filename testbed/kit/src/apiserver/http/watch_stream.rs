@@ -11,11 +11,11 @@ use tokio::time::{Instant, Interval, MissedTickBehavior, interval, interval_at, 
 use tokio_util::sync::CancellationToken;
 
 use super::Server;
+use super::request::ApiRequest;
 use crate::apiserver::faults::{Faults, WatchOrder, WatchSelection};
 use crate::apiserver::render::{self, View};
 use crate::apiserver::resource::Resource;
 use crate::apiserver::status::ApiError;
-use crate::apiserver::store::ChangeKind;
 use crate::apiserver::watch::{ReportedChange, Watch};
 
 /// The duration of a watch whose client sets no `timeoutSeconds`.
@@ -27,25 +27,19 @@ const BOOKMARKS: Duration = Duration::from_secs(60);
 /// The pause between bookmarks of a watch that sends nothing else, by the fault [`WatchOrder::Mute`].
 const MUTE_BOOKMARKS: Duration = Duration::from_millis(100);
 
-#[derive(Debug)]
-pub(super) struct WatchParams {
-    pub(super) view: View,
-    pub(super) resource: Arc<Resource>,
-    /// Name of the user who watches; faults may meet the watches of one user.
-    pub(super) user: String,
-    /// `allowWatchBookmarks` of the request.
-    pub(super) bookmarks: bool,
-    /// True until the bookmark is sent that ends the initial events of a `WatchList`; false from the start for other watches.
-    pub(super) ends_initial_events: bool,
-    pub(super) timeout: Option<Duration>,
-}
-
 /// A watch on its way to a client.
 #[derive(Debug)]
 pub(super) struct WatchStream {
-    params: WatchParams,
+    view: View,
+    resource: Arc<Resource>,
+    /// Name of the user who watches; faults may meet the watches of one user.
+    user: String,
     watch: Result<Watch, ApiError>,
+    /// `allowWatchBookmarks` of the request.
+    has_bookmarks: bool,
     bookmark: Interval,
+    /// True until the bookmark is sent that ends the initial events of a `WatchList`; false from the start for other watches.
+    ends_initial_events: bool,
     deadline: Instant,
     faults: Faults,
     orders: broadcast::Receiver<(WatchSelection, WatchOrder)>,
@@ -69,16 +63,28 @@ enum WakeReason {
 
 impl WatchStream {
     /// The stream of a watch; a watch that could not be started ends the stream with its error as the first event.
-    pub(super) fn new(server: &Server, watch: Result<Watch, ApiError>, params: WatchParams) -> Self {
+    pub(super) fn new(
+        server: &Server,
+        request: &ApiRequest,
+        watch: Result<Watch, ApiError>,
+    ) -> Result<Self, ApiError> {
         let now = Instant::now();
         let mut bookmark = interval_at(now + BOOKMARKS, BOOKMARKS);
         // A watch that was held back must not send all missed bookmarks in a burst.
         bookmark.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        Self {
-            deadline: now + params.timeout.unwrap_or(DEFAULT_TIMEOUT),
-            params,
+        let seconds = request
+            .query
+            .number("timeoutSeconds")?
+            .filter(|seconds| *seconds > 0);
+        Ok(Self {
+            view: request.view,
+            resource: Arc::clone(&request.target.resource),
+            user: request.user.name.clone(),
             watch,
+            has_bookmarks: request.query.is_set("allowWatchBookmarks"),
             bookmark,
+            ends_initial_events: request.query.is_set("sendInitialEvents"),
+            deadline: now + seconds.map_or(DEFAULT_TIMEOUT, Duration::from_secs),
             faults: server.faults.clone(),
             orders: server.faults.orders(),
             held: server.faults.held(),
@@ -86,7 +92,7 @@ impl WatchStream {
             is_mute: false,
             stopping: server.stopping.clone(),
             ended: false,
-        }
+        })
     }
 
     /// The chunks of the body; an error cuts the connection.
@@ -123,8 +129,8 @@ impl WatchStream {
                     }
                     return Some(Ok(self.lines(&changes)));
                 }
-                Ok(_) if self.params.ends_initial_events && !held => {
-                    self.params.ends_initial_events = false;
+                Ok(_) if self.ends_initial_events && !held => {
+                    self.ends_initial_events = false;
                     return self.bookmark_line(true);
                 }
                 Ok(_) => {}
@@ -136,7 +142,7 @@ impl WatchStream {
                 WakeReason::Ended => {
                     self.ended = true;
                     // kube-apiserver ends a watch with a bookmark, so that the client resumes without a list.
-                    if held || !self.params.bookmarks {
+                    if held || !self.has_bookmarks {
                         return None;
                     }
                     return self.bookmark_line(false);
@@ -162,7 +168,7 @@ impl WatchStream {
         self.held
             .borrow_and_update()
             .iter()
-            .any(|held| held.includes(&self.params.resource.plural, &self.params.user))
+            .any(|held| held.includes(&self.resource.plural, &self.user))
     }
 
     /// Waits until there may be something to send, and returns the reason to wake up.
@@ -170,26 +176,21 @@ impl WatchStream {
         let Ok(watch) = &mut self.watch else {
             return WakeReason::Ended;
         };
-        let (plural, user) = (&self.params.resource.plural, &self.params.user);
+        let (plural, user) = (&self.resource.plural, &self.user);
         tokio::select! {
             () = self.stopping.cancelled() => WakeReason::Ended,
             order = next_order(&mut self.orders, plural, user) => WakeReason::Ordered(order),
             () = sleep_until(self.deadline) => WakeReason::Ended,
             Ok(()) = self.held.changed() => WakeReason::Changed,
             () = watch.changed(), if !held && !self.is_mute => WakeReason::Changed,
-            _ = self.bookmark.tick(), if self.params.bookmarks => WakeReason::Bookmark,
+            _ = self.bookmark.tick(), if self.has_bookmarks => WakeReason::Bookmark,
         }
     }
 
     /// The line of a bookmark with the revision up to which the client has seen everything.
     fn bookmark_line(&self, ends_initial_events: bool) -> Option<io::Result<Bytes>> {
         let watch = self.watch.as_ref().ok()?;
-        let object = render::bookmark(
-            &self.params.resource,
-            self.params.view,
-            watch.cursor(),
-            ends_initial_events,
-        );
+        let object = render::bookmark(&self.resource, self.view, watch.cursor(), ends_initial_events);
         Some(Ok(line("BOOKMARK", object.to_string().as_bytes())))
     }
 
@@ -197,16 +198,8 @@ impl WatchStream {
     fn lines(&self, changes: &[ReportedChange]) -> Bytes {
         let mut lines = BytesMut::new();
         for change in changes {
-            let kind = match change.change {
-                ChangeKind::Added => "ADDED",
-                ChangeKind::Modified => "MODIFIED",
-                ChangeKind::Deleted => "DELETED",
-            };
-            write_line(
-                &mut lines,
-                kind,
-                &render::render_object(self.params.view, &self.params.resource, &change.version),
-            );
+            let object = render::render_object(self.view, &self.resource, &change.version);
+            write_line(&mut lines, change.kind, &object);
         }
         lines.freeze()
     }

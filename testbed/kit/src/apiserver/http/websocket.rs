@@ -13,6 +13,7 @@ use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
 use tokio_tungstenite::tungstenite::protocol::Role;
 
+use super::header_text;
 use crate::apiserver::status::ApiError;
 
 /// The server's end of a `WebSocket`.
@@ -24,38 +25,22 @@ pub(super) fn accept(
     request: &mut Request,
     protocols: &[&'static str],
 ) -> Result<(Response, OnUpgrade), ApiError> {
-    let text = |name| {
-        request
-            .headers()
-            .get(name)
-            .and_then(|value| value.to_str().ok())
-            .unwrap_or_default()
-    };
-    let accept = derive_accept_key(text(header::SEC_WEBSOCKET_KEY).as_bytes());
-    let offered: Vec<&str> = text(header::SEC_WEBSOCKET_PROTOCOL)
-        .split(',')
-        .map(str::trim)
-        .collect();
+    let key = header_text(request.headers(), header::SEC_WEBSOCKET_KEY);
+    let accept = derive_accept_key(key.as_bytes());
+    let offered = header_text(request.headers(), header::SEC_WEBSOCKET_PROTOCOL);
+    let offered: Vec<&str> = offered.split(',').map(str::trim).collect();
     let Some(protocol) = protocols.iter().find(|protocol| offered.contains(*protocol)) else {
-        return Err(ApiError::bad_request(format!(
-            "only {} is served",
-            protocols.join(", ")
-        )));
+        let why = format!("only {} is served", protocols.join(", "));
+        return Err(ApiError::bad_request(why));
     };
-    let mut response = Response::new(Body::empty());
-    *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
-    let headers = [
-        (header::CONNECTION, "Upgrade"),
-        (header::UPGRADE, "websocket"),
-        (header::SEC_WEBSOCKET_ACCEPT, accept.as_str()),
-        (header::SEC_WEBSOCKET_PROTOCOL, *protocol),
-    ];
-    for (name, value) in headers {
-        let value = value
-            .parse()
-            .map_err(|_| ApiError::bad_request("no such header"))?;
-        response.headers_mut().insert(name, value);
-    }
+    let response = http::Response::builder()
+        .status(StatusCode::SWITCHING_PROTOCOLS)
+        .header(header::CONNECTION, "Upgrade")
+        .header(header::UPGRADE, "websocket")
+        .header(header::SEC_WEBSOCKET_ACCEPT, accept)
+        .header(header::SEC_WEBSOCKET_PROTOCOL, *protocol)
+        .body(Body::empty());
+    let response = response.map_err(|_| ApiError::bad_request("no such header"))?;
     Ok((response, hyper::upgrade::on(request)))
 }
 

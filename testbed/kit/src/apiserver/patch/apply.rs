@@ -1,4 +1,4 @@
-//! Server-side apply: merges the fields that a manager declares, and removes fields that it and no other manager declares any more.
+//! Server-side apply: merges the fields that a manager declares, and removes those that no manager declares any more.
 //!
 //! Every apply is treated as one with `force`, as the plugin and the testbed itself send it: there are no conflicts of managers.
 //! `managedFields` has the managers that apply, and no others: other writes neither give nor take ownership. Lists of built-in
@@ -15,6 +15,14 @@ use crate::apiserver::object;
 pub(crate) struct Manager<'a> {
     pub(crate) name: &'a str,
     pub(crate) subresource: &'a str,
+}
+
+impl Manager<'_> {
+    /// Returns true if an entry of `managedFields` is this manager's.
+    fn has(&self, entry: &Value) -> bool {
+        object::text(entry, "/manager") == self.name
+            && object::text(entry, "/subresource") == self.subresource
+    }
 }
 
 /// Metadata that only the server changes after an object's creation.
@@ -39,17 +47,13 @@ pub(crate) fn apply(live: Option<&Value>, declared: &Value, manager: Manager<'_>
     let mut merged = live.cloned().unwrap_or_default();
     merge(&mut merged, declared, &place);
     let mut entries = object::array(&merged, "/metadata/managedFields").to_vec();
-    let is_own = |entry: &Value| {
-        object::text(entry, "/manager") == manager.name
-            && object::text(entry, "/subresource") == manager.subresource
-    };
     let fields = fields_of(&ownable_part(declared, manager), &place);
     let entry_after = json!({
         "manager": manager.name, "operation": "Apply", "subresource": manager.subresource,
         "apiVersion": object::text(declared, "/apiVersion"), "fieldsType": "FieldsV1", "fieldsV1": fields,
     });
     let mut entry_before = Value::Null;
-    if let Some(entry) = entries.iter_mut().find(|entry| is_own(entry)) {
+    if let Some(entry) = entries.iter_mut().find(|entry| manager.has(entry)) {
         entry_before = std::mem::replace(entry, entry_after);
     } else {
         entries.push(entry_after);

@@ -1,11 +1,14 @@
 //! Creation: names, system fields, defaults and validation of a new object.
 
-use serde_json::{Map, Value, json};
+use std::sync::Arc;
 
-use super::{ApiState, RequestTarget, WriteOptions, Written, check_kind, settle_types};
+use chrono::Utc;
+use serde_json::{Value, json};
+
+use super::{ApiState, RequestTarget, check_body, settle_types};
 use crate::apiserver::resource::{CRD_GROUP, CRD_PLURAL, NAMESPACES, Resource, established};
 use crate::apiserver::status::{ApiError, InvalidField};
-use crate::apiserver::store::Key;
+use crate::apiserver::store::{Key, ObjectVersion};
 use crate::apiserver::{name, object, pod};
 
 /// Creates the object in `body`. The target's name may be empty: the body then names the object.
@@ -13,11 +16,10 @@ pub(crate) fn create(
     state: &mut ApiState,
     target: &RequestTarget,
     body: Value,
-    options: &WriteOptions,
-) -> Result<Written, ApiError> {
-    let (target, draft) = draft_new(state, target, body, options)?;
+) -> Result<Arc<ObjectVersion>, ApiError> {
+    let (target, draft) = draft_new(state, target, body)?;
     check_new(&target, &draft)?;
-    store_new(state, &target, draft, options)
+    store_new(state, &target, draft, false)
 }
 
 /// The new object with its name, system fields and defaults, not validated.
@@ -25,17 +27,12 @@ pub(crate) fn draft_new(
     state: &ApiState,
     target: &RequestTarget,
     mut body: Value,
-    options: &WriteOptions,
 ) -> Result<(RequestTarget, Value), ApiError> {
-    check_kind(target, &mut body)?;
-    object::strip_nulls(&mut body);
+    check_body(target, &mut body)?;
     let target = set_name_and_namespace(target, &mut body)?;
     check_namespace(state, &target)?;
     let resource = &target.resource;
-    if !options.is_apply {
-        object::meta(&mut body).remove("managedFields");
-    }
-    set_system_fields(resource, &mut body, options);
+    set_system_fields(resource, &mut body);
     settle_types(resource, &mut body)?;
     set_defaults(resource, &mut body);
     Ok((target, body))
@@ -46,20 +43,16 @@ pub(crate) fn store_new(
     state: &mut ApiState,
     target: &RequestTarget,
     body: Value,
-    options: &WriteOptions,
-) -> Result<Written, ApiError> {
+    dry_run: bool,
+) -> Result<Arc<ObjectVersion>, ApiError> {
     let resource = &target.resource;
-    if state.store.get(&resource.storage, &target.key()).is_some() {
+    if state.find(target).is_some() {
         return Err(ApiError::already_exists(&resource.qualified(), &target.name));
     }
-    if resource.is(CRD_GROUP, CRD_PLURAL) && !options.dry_run {
+    if resource.is(CRD_GROUP, CRD_PLURAL) && !dry_run {
         state.registry.define(&body);
     }
-    let version = state.store_unless_dry_run(target, body, options.dry_run);
-    Ok(Written {
-        version,
-        created: true,
-    })
+    Ok(state.store_unless_dry_run(target, body, dry_run))
 }
 
 /// Refuses a new object whose namespace does not exist or is being deleted.
@@ -87,11 +80,11 @@ fn check_namespace(state: &ApiState, target: &RequestTarget) -> Result<(), ApiEr
 
 /// Refuses a new object that breaks a rule.
 pub(crate) fn check_new(target: &RequestTarget, draft: &Value) -> Result<(), ApiError> {
-    refuse(
-        &target.resource,
-        &target.name,
-        &invalid_fields(&target.resource, draft),
-    )
+    let mut errors = name::check_metadata(draft);
+    if target.resource.is_pod() {
+        errors.extend(pod::validate(draft));
+    }
+    refuse(&target.resource, &target.name, &errors)
 }
 
 /// Refuses an object with rejected fields.
@@ -106,15 +99,11 @@ pub(super) fn refuse(resource: &Resource, name: &str, errors: &[InvalidField]) -
 /// Sets the namespace and name of a new object; returns the target with the name.
 fn set_name_and_namespace(target: &RequestTarget, body: &mut Value) -> Result<RequestTarget, ApiError> {
     let mut target = target.clone();
+    let text = |pointer: &str| object::text(body, pointer).to_owned();
+    let (body_namespace, body_name) = (text("/metadata/namespace"), text("/metadata/name"));
+    let prefix = text("/metadata/generateName");
     let meta = object::meta(body);
-    let text = |meta: &Map<String, Value>, field: &str| {
-        meta.get(field)
-            .and_then(Value::as_str)
-            .unwrap_or_default()
-            .to_owned()
-    };
     if target.resource.namespaced {
-        let body_namespace = text(meta, "namespace");
         if !body_namespace.is_empty() && body_namespace != target.namespace {
             return Err(ApiError::bad_request(
                 "the namespace of the provided object does not match the namespace sent on the request",
@@ -124,38 +113,25 @@ fn set_name_and_namespace(target: &RequestTarget, body: &mut Value) -> Result<Re
     } else {
         meta.remove("namespace");
     }
-    let (body_name, prefix) = (text(meta, "name"), text(meta, "generateName"));
     if target.name.is_empty() {
         target.name = if body_name.is_empty() && !prefix.is_empty() {
             name::generated(&prefix)
         } else {
             body_name
         };
-    } else if !body_name.is_empty() && body_name != target.name {
-        return Err(name_mismatch(&body_name, &target.name));
     }
     meta.insert("name".to_owned(), Value::from(target.name.clone()));
     if target.name.is_empty() {
         let missing = InvalidField::required("metadata.name", "name or generateName is required");
-        return refuse(&target.resource, "", &[missing]).map(|()| target);
+        refuse(&target.resource, "", &[missing])?;
     }
-    refuse(
-        &target.resource,
-        &target.name,
-        &Vec::from_iter(name::check_name(&target.resource, &target.name)),
-    )?;
+    let illegal = name::check_name(&target.resource, &target.name);
+    refuse(&target.resource, &target.name, illegal.as_slice())?;
     Ok(target)
 }
 
-/// 400 for a body that names another object than the path.
-pub(super) fn name_mismatch(body: &str, path: &str) -> ApiError {
-    ApiError::bad_request(format!(
-        "the name of the object ({body}) does not match the name on the URL ({path})"
-    ))
-}
-
 /// Sets the metadata that the server alone decides: UID, creation time and generation.
-fn set_system_fields(resource: &Resource, body: &mut Value, options: &WriteOptions) {
+fn set_system_fields(resource: &Resource, body: &mut Value) {
     let meta = object::meta(body);
     for field in [
         "deletionTimestamp",
@@ -168,7 +144,7 @@ fn set_system_fields(resource: &Resource, body: &mut Value, options: &WriteOptio
     }
     // FillObjectMetaSystemFields: a client that sends these fields does not choose them.
     meta.insert("uid".to_owned(), Value::from(name::uid()));
-    meta.insert("creationTimestamp".to_owned(), object::timestamp(options.now));
+    meta.insert("creationTimestamp".to_owned(), object::timestamp(Utc::now()));
     if resource.counts_generations() {
         meta.insert("generation".to_owned(), Value::from(1));
     }
@@ -193,13 +169,4 @@ fn set_defaults(resource: &Resource, body: &mut Value) {
         // A kubelet registers its node together with the node's status.
         object::make_object(body).remove("status");
     }
-}
-
-/// All errors of a new object: its metadata and the rules of its kind.
-fn invalid_fields(resource: &Resource, body: &Value) -> Vec<InvalidField> {
-    let mut errors = name::check_metadata(body);
-    if resource.is_pod() {
-        errors.extend(pod::validate(body));
-    }
-    errors
 }

@@ -2,26 +2,17 @@
 
 use std::sync::Arc;
 
-use chrono::{DateTime, TimeDelta, Utc};
+use chrono::{TimeDelta, Utc};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::DeleteOptions;
+use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{ApiState, RequestTarget, WrittenPart};
+use super::{ApiState, RequestTarget, unmet_precondition};
 use crate::apiserver::resource::{CRD_GROUP, CRD_PLURAL, NAMESPACES};
 use crate::apiserver::selector::Selectors;
 use crate::apiserver::status::ApiError;
 use crate::apiserver::store::{Key, ObjectVersion};
 use crate::apiserver::{object, pod};
-
-/// The fields of `DeleteOptions` that the model knows.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct DeleteOptions {
-    /// The grace period in seconds.
-    pub(crate) grace: Option<i64>,
-    pub(crate) uid: Option<String>,
-    pub(crate) resource_version: Option<String>,
-    pub(crate) dry_run: bool,
-    pub(crate) now: DateTime<Utc>,
-}
 
 /// The result of a deletion.
 #[derive(Debug, Clone)]
@@ -31,17 +22,15 @@ pub(crate) struct Deleted {
     pub(crate) removed: bool,
 }
 
-impl DeleteOptions {
-    pub(crate) fn read(body: &Value, now: DateTime<Utc>) -> Self {
-        let text = |pointer: &str| Some(object::text(body, pointer).to_owned()).filter(|t| !t.is_empty());
-        Self {
-            grace: body.get("gracePeriodSeconds").and_then(Value::as_i64),
-            uid: text("/preconditions/uid"),
-            resource_version: text("/preconditions/resourceVersion"),
-            dry_run: object::array(body, "/dryRun").iter().any(|d| d == "All"),
-            now,
-        }
-    }
+/// Reads the options of a deletion from a body, which may be absent.
+pub(crate) fn read_options(body: &Value) -> Result<DeleteOptions, ApiError> {
+    let options = Option::<DeleteOptions>::deserialize(body);
+    let options = options.map_err(|error| ApiError::bad_request(format!("DeleteOptions: {error}")))?;
+    Ok(options.unwrap_or_default())
+}
+
+pub(crate) fn is_dry_run(options: &DeleteOptions) -> bool {
+    options.dry_run.iter().flatten().any(|stage| stage == "All")
 }
 
 /// Deletes an object, or marks it as being deleted.
@@ -52,18 +41,18 @@ pub(crate) fn delete(
 ) -> Result<Deleted, ApiError> {
     let current = state.current(target)?;
     check_preconditions(target, &current.value, options)?;
-    if options.dry_run {
+    if is_dry_run(options) {
         return Ok(Deleted {
             version: current,
             removed: true,
         });
     }
     if target.resource.is("", "namespaces") {
-        return delete_namespace(state, target, &current, options);
+        return delete_namespace(state, target, &current);
     }
     // CheckGracefulDelete: a pod without a node or with a final phase has nothing to end, so its grace is zero.
     let grace = if target.resource.is_pod() {
-        pod::grace(&current.value, options.grace)
+        pod::grace(&current.value, options.grace_period_seconds)
     } else {
         0
     };
@@ -75,11 +64,11 @@ pub(crate) fn delete(
         });
     }
     let mut marked = Value::clone(&current.value);
-    mark_deleting(&mut marked, grace, options.now);
+    mark_deleting(&mut marked, grace);
     let version = if marked == *current.value {
         current
     } else {
-        state.store.put(target.storage(), target.key(), marked)
+        state.store.put(&target.resource.storage, target.key(), marked)
     };
     Ok(Deleted {
         version,
@@ -93,9 +82,11 @@ pub(crate) fn select_objects(
     target: &RequestTarget,
     selectors: &Selectors,
 ) -> Vec<RequestTarget> {
-    let namespace = Some(target.namespace.as_str()).filter(|n| !n.is_empty());
     let mut matching = Vec::new();
-    for (key, version) in state.store.scan(&target.resource.storage, namespace, None) {
+    for (key, version) in state
+        .store
+        .scan(&target.resource.storage, &target.namespace, None)
+    {
         if selectors.matches(&version.value) {
             matching.push(RequestTarget {
                 namespace: key.namespace.clone(),
@@ -107,8 +98,8 @@ pub(crate) fn select_objects(
     matching
 }
 
-/// The keys of all objects of a resource in a namespace, or in all namespaces.
-fn object_keys(state: &ApiState, storage: &str, namespace: Option<&str>) -> Vec<Key> {
+/// The keys of all objects of a resource in a namespace, or in all namespaces if it is empty.
+fn object_keys(state: &ApiState, storage: &str, namespace: &str) -> Vec<Key> {
     let found = state.store.scan(storage, namespace, None);
     found.map(|(key, _)| key.clone()).collect()
 }
@@ -122,7 +113,7 @@ pub(super) fn remove_object(state: &mut ApiState, target: &RequestTarget, last: 
             object::text(&last, "/spec/group"),
             object::text(&last, "/spec/names/plural")
         );
-        for key in object_keys(state, &storage, None) {
+        for key in object_keys(state, &storage, "") {
             state.store.remove(&storage, &key, None);
         }
     }
@@ -144,35 +135,30 @@ fn check_preconditions(
 ) -> Result<(), ApiError> {
     let found = object::text(object, "/metadata/uid");
     let version = object::text(object, "/metadata/resourceVersion");
+    let Some(asked) = &options.preconditions else {
+        return Ok(());
+    };
     for (what, asked, found) in [
-        ("UID", &options.uid, found),
-        ("ResourceVersion", &options.resource_version, version),
+        ("UID", &asked.uid, found),
+        ("ResourceVersion", &asked.resource_version, version),
     ] {
-        if let Some(asked) = asked
-            && asked != found
-        {
-            let why = format!(
-                "Precondition failed: {what} in precondition: {asked}, {what} in object meta: {found}"
-            );
-            return Err(ApiError::conflict(
-                &target.resource.qualified(),
-                &target.name,
-                &why,
-            ));
+        if let Some(why) = unmet_precondition(what, asked.as_deref().unwrap_or_default(), found) {
+            let plural = target.resource.qualified();
+            return Err(ApiError::conflict(&plural, &target.name, &why));
         }
     }
     Ok(())
 }
 
 /// Marks an object as being deleted after `grace` seconds; a later deletion can only shorten the grace.
-fn mark_deleting(object: &mut Value, grace: i64, now: DateTime<Utc>) {
+fn mark_deleting(object: &mut Value, grace: i64) {
     let earlier_end = object::parse_time(object::text(object, "/metadata/deletionTimestamp"));
     let earlier_grace = object::integer(object, "/metadata/deletionGracePeriodSeconds").unwrap_or(0);
     // BeforeDelete: a later deletion may shorten the grace, and counts from the first one.
     let started = match earlier_end {
         Some(_) if grace >= earlier_grace => return,
         Some(end) => end - TimeDelta::seconds(earlier_grace),
-        None => now,
+        None => Utc::now(),
     };
     let end = started + TimeDelta::seconds(grace);
     let generation = object::integer(object, "/metadata/generation");
@@ -188,27 +174,22 @@ fn mark_deleting(object: &mut Value, grace: i64, now: DateTime<Utc>) {
 fn delete_namespace(
     state: &mut ApiState,
     target: &RequestTarget,
-    current: &Arc<ObjectVersion>,
-    options: &DeleteOptions,
+    current: &ObjectVersion,
 ) -> Result<Deleted, ApiError> {
     let mut marked = Value::clone(&current.value);
-    mark_deleting(&mut marked, 0, options.now);
+    mark_deleting(&mut marked, 0);
     object::make_object(&mut marked).insert("status".to_owned(), json!({"phase": "Terminating"}));
-    let version = state.store.put(target.storage(), target.key(), marked);
+    let version = state.store.put(&target.resource.storage, target.key(), marked);
     let contents: Vec<_> = state.registry.namespaced().cloned().collect();
-    let each = DeleteOptions {
-        now: options.now,
-        ..DeleteOptions::default()
-    };
     for resource in contents {
-        for key in object_keys(state, &resource.storage, Some(&target.name)) {
+        for key in object_keys(state, &resource.storage, &target.name) {
             let inner = RequestTarget {
                 resource: Arc::clone(&resource),
                 namespace: key.namespace,
                 name: key.name,
-                part: WrittenPart::Object,
+                subresource: String::new(),
             };
-            delete(state, &inner, &each)?;
+            delete(state, &inner, &DeleteOptions::default())?;
         }
     }
     end_namespace_if_empty(state, &target.name);
@@ -228,7 +209,7 @@ fn end_namespace_if_empty(state: &mut ApiState, name: &str) {
         return;
     }
     let mut resources = state.registry.namespaced();
-    if resources.all(|r| object_keys(state, &r.storage, Some(name)).is_empty()) {
+    if resources.all(|r| object_keys(state, &r.storage, name).is_empty()) {
         state.store.remove(NAMESPACES, &key, None);
     }
 }

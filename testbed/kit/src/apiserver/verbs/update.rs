@@ -4,40 +4,26 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::create::{name_mismatch, refuse};
+use super::create::refuse;
 use super::delete::remove_object;
-use super::{ApiState, RequestTarget, WriteOptions, Written, WrittenPart, check_kind, settle_types};
+use super::{ApiState, RequestTarget, check_body, settle_types, unmet_precondition};
 use crate::apiserver::patch::apply::SERVER_METADATA;
 use crate::apiserver::resource::{CRD_GROUP, CRD_PLURAL, Resource};
 use crate::apiserver::status::{ApiError, InvalidField};
 use crate::apiserver::store::ObjectVersion;
 use crate::apiserver::{name, object, pod};
 
-/// Replaces an object, or its status, by `body`.
-pub(crate) fn update(
-    state: &mut ApiState,
-    target: &RequestTarget,
-    body: Value,
-    options: &WriteOptions,
-) -> Result<Written, ApiError> {
-    let new = draft_update(state, target, body)?;
-    commit(state, target, new, options, false)
-}
-
 /// Reads the new object from a request body; the rules of an update are checked later, by [`settle`].
 pub(crate) fn draft_update(
-    state: &ApiState,
     target: &RequestTarget,
+    live: Option<&Value>,
     mut body: Value,
 ) -> Result<Value, ApiError> {
-    check_kind(target, &mut body)?;
-    object::strip_nulls(&mut body);
-    let named = object::text(&body, "/metadata/name");
-    if !named.is_empty() && named != target.name {
-        return Err(name_mismatch(named, &target.name));
+    check_body(target, &mut body)?;
+    if live.is_none() {
+        return Err(target.not_found());
     }
     let resource = &target.resource;
-    state.current(target)?;
     // AllowUnconditionalUpdate is false for custom resources.
     if resource.custom && object::text(&body, "/metadata/resourceVersion").is_empty() {
         let missing =
@@ -47,28 +33,8 @@ pub(crate) fn draft_update(
     Ok(body)
 }
 
-/// Stores `new` in place of the target if the rules allow it. `applied` is true if `new` has its new `managedFields` already,
-/// as after an apply; the stored ones stay otherwise.
-pub(crate) fn commit(
-    state: &mut ApiState,
-    target: &RequestTarget,
-    new: Value,
-    options: &WriteOptions,
-    applied: bool,
-) -> Result<Written, ApiError> {
-    let settled = settle(state, target, new, applied)?;
-    store_settled(state, target, settled, options)
-}
-
 /// Checks the rules of an update, and computes the object to store.
-pub(crate) fn settle(
-    state: &ApiState,
-    target: &RequestTarget,
-    mut new: Value,
-    applied: bool,
-) -> Result<Settled, ApiError> {
-    let current = state.current(target)?;
-    let old = &*current.value;
+pub(crate) fn settle(target: &RequestTarget, old: &Value, mut new: Value) -> Result<Value, ApiError> {
     let resource = &target.resource;
     check_preconditions(target, old, &new)?;
     restore_unwritten_parts(target, old, &mut new);
@@ -77,71 +43,43 @@ pub(crate) fn settle(
     if resource.is_pod() {
         pod::default_spec(&mut new);
     }
-    if !applied {
+    // A client that sends no `managedFields` keeps the stored ones; an apply has computed its own.
+    if !object::is_set(&new, "/metadata/managedFields") {
         let managers = old.pointer("/metadata/managedFields").cloned();
         object::set(object::meta(&mut new), "managedFields", managers);
     }
-    // GuaranteedUpdate does not write an unchanged object, so its resourceVersion stays and no watch sees it.
-    if *old == new {
-        return Ok(Settled {
-            before: current,
-            new: None,
-        });
+    if *old != new {
+        refuse(resource, &target.name, &invalid_changes(target, old, &new))?;
+        raise_generation(resource, old, &mut new);
     }
-    refuse(resource, &target.name, &invalid_changes(target, old, &new))?;
-    raise_generation(resource, old, &mut new);
-    Ok(Settled {
-        before: current,
-        new: Some(new),
-    })
+    Ok(new)
 }
 
 /// Stores the result of [`settle`], unless another write has changed the object since.
 pub(crate) fn store_settled(
     state: &mut ApiState,
     target: &RequestTarget,
-    settled: Settled,
-    options: &WriteOptions,
-) -> Result<Written, ApiError> {
+    before: Arc<ObjectVersion>,
+    new: Value,
+    dry_run: bool,
+) -> Result<Arc<ObjectVersion>, ApiError> {
     // Webhooks were called without the lock, and another write may have come in between.
-    if state.current(target)?.rv != settled.before.rv {
+    if state.current(target)?.rv != before.rv {
         return Err(ApiError::modified(&target.resource.qualified(), &target.name));
     }
-    let Some(new) = settled.new else {
-        return Ok(Written {
-            version: settled.before,
-            created: false,
-        });
-    };
+    // GuaranteedUpdate does not write an unchanged object, so its resourceVersion stays and no watch sees it.
+    if *before.value == new {
+        return Ok(before);
+    }
     // A changed definition is served at once; a real server takes a moment.
-    if target.resource.is(CRD_GROUP, CRD_PLURAL) && !options.dry_run {
+    if target.resource.is(CRD_GROUP, CRD_PLURAL) && !dry_run {
         state.registry.define(&new);
     }
     // The update that removes the last finalizer of a deleted object removes the object.
-    let version = if may_be_removed(&new) && !options.dry_run {
-        remove_object(state, target, new)
-    } else {
-        state.store_unless_dry_run(target, new, options.dry_run)
-    };
-    Ok(Written {
-        version,
-        created: false,
-    })
-}
-
-/// An update that the rules allow and that is not stored yet.
-#[derive(Debug, Clone)]
-pub(crate) struct Settled {
-    pub(crate) before: Arc<ObjectVersion>,
-    /// The object to store; `None` if nothing changes.
-    new: Option<Value>,
-}
-
-impl Settled {
-    /// The object as it would be stored.
-    pub(crate) fn after(&self) -> &Value {
-        self.new.as_ref().unwrap_or(&self.before.value)
+    if may_be_removed(&new) && !dry_run {
+        return Ok(remove_object(state, target, new));
     }
+    Ok(state.store_unless_dry_run(target, new, dry_run))
 }
 
 /// Returns true if a deletion has begun and nothing delays the removal any more.
@@ -157,8 +95,7 @@ fn check_preconditions(target: &RequestTarget, old: &Value, new: &Value) -> Resu
     let (plural, name) = (target.resource.qualified(), &target.name);
     let asked = object::text(new, "/metadata/uid");
     let found = object::text(old, "/metadata/uid");
-    if !asked.is_empty() && asked != found {
-        let why = format!("Precondition failed: UID in precondition: {asked}, UID in object meta: {found}");
+    if let Some(why) = unmet_precondition("UID", asked, found) {
         return Err(ApiError::conflict(&plural, name, &why));
     }
     let asked = object::text(new, "/metadata/resourceVersion");
@@ -174,25 +111,29 @@ fn check_preconditions(target: &RequestTarget, old: &Value, new: &Value) -> Resu
 /// containers everything but these.
 fn restore_unwritten_parts(target: &RequestTarget, old: &Value, new: &mut Value) {
     let resource = &target.resource;
-    let status = |of: &Value| of.get("status").cloned();
-    if target.part == WrittenPart::Resize {
-        *new = pod::resized(old, new);
-    } else if target.part == WrittenPart::EphemeralContainers {
-        *new = pod::with_ephemeral_containers(old, new);
-    } else if target.part == WrittenPart::Status {
-        let written = status(new);
-        let mut result = object::with_managers_of(old, new);
-        // The status strategies of built-in kinds reset the spec alone, that of custom resources everything but status.
-        if !resource.custom {
-            for field in ["labels", "annotations"] {
-                let value = new.pointer(&format!("/metadata/{field}")).cloned();
-                object::set(object::meta(&mut result), field, value);
+    match target.subresource.as_str() {
+        "resize" => *new = pod::resized(old, new),
+        "ephemeralcontainers" => *new = pod::with_ephemeral_containers(old, new),
+        "status" => {
+            let mut result = object::with_managers_of(old, new);
+            // The status strategies of built-in kinds reset the spec alone, that of custom resources everything but status.
+            if !resource.custom {
+                for field in ["labels", "annotations"] {
+                    let value = new.pointer(&format!("/metadata/{field}")).cloned();
+                    object::set(object::meta(&mut result), field, value);
+                }
             }
+            object::set(
+                object::make_object(&mut result),
+                "status",
+                new.get("status").cloned(),
+            );
+            *new = result;
         }
-        object::set(object::make_object(&mut result), "status", written);
-        *new = result;
-    } else if resource.status {
-        object::set(object::make_object(new), "status", status(old));
+        _ if resource.status => {
+            object::set(object::make_object(new), "status", old.get("status").cloned());
+        }
+        _ => {}
     }
 }
 
@@ -222,11 +163,11 @@ fn invalid_changes(target: &RequestTarget, old: &Value, new: &Value) -> Vec<Inva
         );
         errors.push(InvalidField::forbidden("metadata.finalizers", &why));
     }
-    match target.part {
-        WrittenPart::Object if target.resource.is_pod() => errors.extend(pod::check_update(old, new)),
-        WrittenPart::Resize => errors.extend(pod::check_resize(old, new)),
-        WrittenPart::EphemeralContainers => errors.extend(pod::check_ephemeral_containers(old, new)),
-        WrittenPart::Object | WrittenPart::Status => {}
+    match target.subresource.as_str() {
+        "" if target.resource.is_pod() => errors.extend(pod::check_update(old, new)),
+        "resize" => errors.extend(pod::check_resize(old, new)),
+        "ephemeralcontainers" => errors.extend(pod::check_ephemeral_containers(old, new)),
+        _ => {}
     }
     errors
 }
@@ -236,15 +177,15 @@ fn raise_generation(resource: &Resource, old: &Value, new: &mut Value) {
     if !resource.counts_generations() {
         return;
     }
-    let compared_fields = |of: &Value| {
-        let mut fields = of.as_object().cloned().unwrap_or_default();
+    let (mut before, mut after) = (old.clone(), new.clone());
+    for object in [&mut before, &mut after] {
+        let fields = object::make_object(object);
         fields.remove("metadata");
         if resource.status {
             fields.remove("status");
         }
-        fields
-    };
-    if compared_fields(old) != compared_fields(new) {
+    }
+    if before != after {
         let generation = object::integer(old, "/metadata/generation").unwrap_or(0);
         object::meta(new).insert("generation".to_owned(), Value::from(generation + 1));
     }

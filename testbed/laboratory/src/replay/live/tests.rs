@@ -11,7 +11,7 @@ use crate::replay::{
     seen, trace,
     world::{ReplayInput, ReplayPod},
 };
-use kit::apiserver::{ApiObjects, ApiServer, ApiServerConfig};
+use kit::apiserver::{ApiObjects, ApiServer};
 use kit::cluster::user_kubeconfig;
 
 const DEVICES: &str = "devices.scheduling.koordinator.sh";
@@ -72,7 +72,7 @@ fn fill(objects: &ApiObjects) -> Result<()> {
 }
 
 async fn shown_cluster() -> (ApiServer, tempfile::TempDir, ClusterObjects) {
-    let api = ApiServer::start(ApiServerConfig::loopback()).await.unwrap();
+    let api = ApiServer::start().await.unwrap();
     fill(api.objects()).unwrap();
     let dir = tempfile::tempdir().unwrap();
     let kubeconfig = user_kubeconfig(&api, dir.path(), "admin", &[]).unwrap();
