@@ -242,7 +242,7 @@ fn a_cluster_of_fifteen_thousand_nodes_has_a_row_for_each_gpu() {
 #[case::json(&["top", "-o", "json"], "\"revision\": \"e-1\"")]
 #[case::yaml(&["top", "-o", "yaml"], "revision: e-1\n")]
 #[case::name(&["explain", "waits", "-o", "name"], "pod/waits\n")]
-#[case::wide(&["explain", "waits", "-o", "wide"], "default/waits needs 8 units; the devices of 0 of 1 node have room for it. This scheduler is older")]
+#[case::wide(&["explain", "waits", "-o", "wide"], "default/waits needs 8 units; 0 of 1 node take it.\n")]
 #[case::completion(&["completion", "zsh"], "#compdef kubectl-gpushare")]
 fn forms_of_the_output(#[case] args: &[&str], #[case] expected: &str) {
     let output = program()

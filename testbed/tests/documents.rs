@@ -534,7 +534,7 @@ fn is_test(path: &Path) -> bool {
 fn event_reasons(source: &str) -> Vec<String> {
     static EVENT: LazyLock<Regex> = LazyLock::new(|| {
         Regex::new(concat!(
-            r#""(GPU[A-Z][A-Za-z]+)"|\.warn\(&?\w+, "([A-Z][A-Za-z]+)"|"#,
+            r#""(GPU[A-Z][A-Za-z]+)"|\.warn\([^"\n]+, "([A-Z][A-Za-z]+)"|"#,
             r#"/// The event reason [^\n]*\nconst \w+: &str = "(\w+)""#,
         ))
         .unwrap()

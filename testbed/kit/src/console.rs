@@ -52,14 +52,14 @@ impl Check {
 impl Console {
     /// A console with a live line on a terminal and plain lines elsewhere.
     pub fn new(results_are_json: bool) -> Self {
-        let bar = std::io::stderr().is_terminal().then(|| {
-            let bar = ProgressBar::new_spinner();
+        let mut bar = None;
+        if std::io::stderr().is_terminal() {
+            let spinner = bar.insert(ProgressBar::new_spinner());
             if let Ok(style) = ProgressStyle::with_template("{spinner} {elapsed:>4} {msg}") {
-                bar.set_style(style);
+                spinner.set_style(style);
             }
-            bar.enable_steady_tick(Duration::from_millis(100));
-            bar
-        });
+            spinner.enable_steady_tick(Duration::from_millis(100));
+        }
         Self {
             bar,
             began: Instant::now(),
@@ -123,11 +123,8 @@ impl Console {
     /// Prints a line per check.
     pub fn checks(&self, checks: &[Check]) {
         for check in checks {
-            self.result(&format!(
-                "{}  {}",
-                if check.is_ok() { "ok    " } else { "FAILED" },
-                check.name
-            ));
+            let verdict = if check.is_ok() { "ok    " } else { "FAILED" };
+            self.result(&format!("{verdict}  {}", check.name));
             for problem in &check.problems {
                 self.result(&format!("        {problem}"));
             }

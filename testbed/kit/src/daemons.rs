@@ -15,7 +15,8 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::{Child, Command};
-use tokio::sync::{OnceCell, mpsc, watch};
+use tokio::sync::{OnceCell, watch};
+use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 
 /// The pause between looks at the threads of a process that is to stop.
@@ -91,14 +92,13 @@ impl Program {
         }
     }
 
-    fn file_name(self) -> String {
-        let name = match self {
+    fn file_name(self) -> &'static str {
+        match self {
             Self::Scheduler => "gpushare-scheduler",
             Self::DevicePlugin => "gpushare-device-plugin",
             Self::Testbed => "testbed",
             Self::Cli => "kubectl-gpushare",
-        };
-        format!("{name}{}", std::env::consts::EXE_SUFFIX)
+        }
     }
 }
 
@@ -110,8 +110,6 @@ pub struct Binaries {
 
 impl Binaries {
     /// Takes the directory of this program; under cargo the first call builds the binaries there, in the same profile.
-    ///
-    /// cargo prints its progress on standard error, except in tests.
     pub async fn locate() -> Result<Self> {
         static LOCATED: OnceCell<Binaries> = OnceCell::const_new();
         LOCATED.get_or_try_init(Self::build_and_find).await.cloned()
@@ -130,10 +128,7 @@ impl Binaries {
         Ok(Self { dir })
     }
 
-    /// The path of a program.
-    ///
-    /// # Errors
-    /// It has not been built.
+    /// The path of a program that has been built.
     pub fn path(&self, program: Program) -> Result<PathBuf> {
         let path = self.dir.join(program.file_name());
         if path.is_file() {
@@ -195,6 +190,7 @@ async fn build(cargo: &OsString, manifest_dir: &Path, profile_dir: &Path, is_qui
     if is_quiet {
         command.arg("--quiet");
     }
+    // Build scripts depend on some, as ring's on CARGO_PKG_NAME, and cargo would run them again.
     for (name, _) in std::env::vars_os().filter(|(name, _)| is_of_this_package(&name.to_string_lossy())) {
         command.env_remove(name);
     }
@@ -203,8 +199,7 @@ async fn build(cargo: &OsString, manifest_dir: &Path, profile_dir: &Path, is_qui
     Ok(())
 }
 
-/// True for variables that cargo sets for the program that it runs. Build scripts depend on some, as ring's on
-/// `CARGO_PKG_NAME`, and cargo would run them again.
+/// True for variables that cargo sets for the program that it runs.
 fn is_of_this_package(variable: &str) -> bool {
     let variable = variable.strip_prefix("CARGO_").unwrap_or_default();
     let mut prefixes = ["PKG_", "MANIFEST_", "BIN_", "CRATE_", "PRIMARY_"].iter();
@@ -267,13 +262,12 @@ impl Invocation {
     /// Replaces the value of a flag; false if the command line does not have the flag.
     pub fn set(&mut self, flag: &str, value: &(impl ToString + ?Sized)) -> bool {
         let at = self.args.iter().position(|arg| arg == flag);
-        let old = at.and_then(|at| self.args.get_mut(at + 1));
         // Flags and values are separate arguments, as `flag` writes them.
-        let is_there = old.is_some();
-        if let Some(old) = old {
-            *old = value.to_string();
-        }
-        is_there
+        let Some(old) = at.and_then(|at| self.args.get_mut(at + 1)) else {
+            return false;
+        };
+        *old = value.to_string();
+        true
     }
 }
 
@@ -285,10 +279,8 @@ pub struct Daemon {
     pid: Option<u32>,
     /// True once the testbed has begun to end the process, whose end is then no crash.
     is_ending: Arc<AtomicBool>,
-    /// Asks the keeper to kill the process.
-    kill: mpsc::Sender<()>,
-    /// The exit status, once the process has ended.
     ended: watch::Receiver<Option<ExitStatus>>,
+    /// Waits for the end of the process; if it is dropped, the process is killed.
     _keeper: AbortOnDropHandle<()>,
 }
 
@@ -296,7 +288,8 @@ impl Daemon {
     /// Starts the daemon's process. An end that the testbed does not cause is added to `crashes`.
     pub fn start(invocation: Invocation, crashes: &Crashes) -> Result<Self> {
         let failure = || format!("cannot start {}", invocation.name);
-        let output = File::options()
+        let mut log = File::options();
+        let output = log
             .create(true)
             .append(true)
             .open(&invocation.log)
@@ -306,33 +299,28 @@ impl Daemon {
             .args(&invocation.args)
             .envs(invocation.kubeconfig.iter().map(|path| ("KUBECONFIG", path)))
             .stdin(Stdio::null())
-            .kill_on_drop(true);
-        // One file for both, so that the lines are in the order in which they were written.
-        command
+            // One file for both, so that the lines are in the order in which they were written.
             .stdout(output.try_clone().with_context(failure)?)
-            .stderr(output);
+            .stderr(output)
+            .kill_on_drop(true);
         let child = command.spawn().with_context(failure)?;
         let pid = child.id();
-        // Only the task that owns the child can kill it; the daemon's methods ask the task.
-        let (kill, kill_requested) = mpsc::channel(1);
         let (report, ended) = watch::channel(None);
         let is_ending = Arc::new(AtomicBool::new(false));
-        let keeper = ProcessKeeper {
+        let keeping = keep(
             child,
-            kill_requested,
             report,
-            is_ending: Arc::clone(&is_ending),
-            crashes: crashes.clone(),
-        };
-        let keeper = AbortOnDropHandle::new(tokio::spawn(keeper.keep(invocation.clone())));
+            Arc::clone(&is_ending),
+            invocation.clone(),
+            crashes.clone(),
+        );
         Ok(Self {
             invocation,
             crashes: crashes.clone(),
             pid,
             is_ending,
-            kill,
             ended,
-            _keeper: keeper,
+            _keeper: AbortOnDropHandle::new(tokio::spawn(keeping)),
         })
     }
 
@@ -359,17 +347,16 @@ impl Daemon {
     /// Kills the process (SIGKILL) and waits for its end.
     pub async fn kill(&self) {
         self.is_ending.store(true, Ordering::Release);
-        // The send fails if the process has ended already.
-        let _ = self.kill.send(()).await;
-        let mut ended = self.ended.clone();
-        let _ = ended.wait_for(Option::is_some).await;
+        // A process of the testbed's own user can be killed, unless it has ended.
+        let _ = self.signal(Signal::KILL);
+        let _ = self.ended.clone().wait_for(Option::is_some).await;
     }
 
     /// Waits until the daemon ends by itself, which is no crash from now on; false if it still runs after `deadline`.
     pub async fn until_ended(&self, deadline: Duration) -> bool {
         self.is_ending.store(true, Ordering::Release);
         let mut ended = self.ended.clone();
-        tokio::time::timeout(deadline, ended.wait_for(Option::is_some))
+        timeout(deadline, ended.wait_for(Option::is_some))
             .await
             .is_ok_and(|ended| ended.is_ok())
     }
@@ -386,10 +373,10 @@ impl Daemon {
         Ok(())
     }
 
-    /// Stops the process (SIGSTOP), and returns when all of its threads have stopped. The kernel delivers the signal to one
-    /// thread, and the others run on until that one gets a processor.
+    /// Stops the process (SIGSTOP), and returns when all of its threads have stopped.
     pub async fn pause(&self) -> Result<()> {
         self.signal(Signal::STOP)?;
+        // The kernel delivers the signal to one thread, and the others run on until that one gets a processor.
         while self.pid.is_some_and(|pid| !is_stopped(pid)) && !self.is_down() {
             tokio::time::sleep(STOP_POLL).await;
         }
@@ -401,13 +388,14 @@ impl Daemon {
         self.signal(Signal::CONT)
     }
 
-    /// Sends a signal by a system call, since the testbed's image has no program for that. A process that has ended gets none.
+    /// Sends a signal; a process that has ended gets none.
     fn signal(&self, signal: Signal) -> Result<()> {
         let pid = self.pid.filter(|_| !self.is_down());
         let pid = pid.and_then(|pid| i32::try_from(pid).ok());
         let Some(pid) = pid.and_then(Pid::from_raw) else {
             return Ok(());
         };
+        // A system call, since the testbed's image has no program for that.
         match kill_process(pid, signal) {
             Ok(()) | Err(Errno::SRCH) => Ok(()),
             Err(error) => {
@@ -421,25 +409,14 @@ impl Daemon {
         self.is_ending.store(true, Ordering::Release);
         // If the signal cannot be sent, the kill below ends it.
         let _ = self.signal(Signal::TERM);
-        let mut ended = self.ended.clone();
-        let success = match tokio::time::timeout(grace, ended.wait_for(Option::is_some)).await {
-            Ok(Ok(status)) => status.is_some_and(|status| status.success()),
-            Ok(Err(_)) | Err(_) => false,
-        };
+        self.until_ended(grace).await;
         self.kill().await;
-        success
+        self.ended.borrow().is_some_and(|status| status.success())
     }
 
     /// The last lines of the daemon's log.
     pub fn log_tail(&self) -> String {
         tail(&self.invocation.log)
-    }
-}
-
-impl Drop for Daemon {
-    /// The keeper sees that `kill` is closed before it is aborted itself, and would record the kill as a crash.
-    fn drop(&mut self) {
-        self.is_ending.store(true, Ordering::Release);
     }
 }
 
@@ -462,41 +439,28 @@ fn is_stopped(pid: u32) -> bool {
     true
 }
 
-/// The task that waits for the end of a daemon's process and kills it on request.
-struct ProcessKeeper {
-    child: Child,
-    kill_requested: mpsc::Receiver<()>,
+/// Waits for the end of a process. An end that the testbed did not ask for is a crash.
+async fn keep(
+    mut child: Child,
     report: watch::Sender<Option<ExitStatus>>,
     is_ending: Arc<AtomicBool>,
+    invocation: Invocation,
     crashes: Crashes,
-}
-
-impl ProcessKeeper {
-    /// Waits for the end of the process, or kills it on request or when its [`Daemon`] is dropped. An end that the testbed did not
-    /// ask for is a crash.
-    async fn keep(mut self, invocation: Invocation) {
-        let ended = tokio::select! {
-            ended = self.child.wait() => ended,
-            _ = self.kill_requested.recv() => {
-                // Fails if the process has ended in this moment; `wait` returns its status either way.
-                let _ = self.child.start_kill();
-                self.child.wait().await
-            }
-        };
-        if !self.is_ending.load(Ordering::Acquire) {
-            let status = ended
-                .as_ref()
-                .map_or_else(ToString::to_string, ToString::to_string);
-            let Invocation { name, log, .. } = invocation;
-            self.crashes.add(Crash {
-                name,
-                status,
-                tail: tail(&log),
-                log,
-            });
-        }
-        self.report.send_replace(ended.ok());
+) {
+    let ended = child.wait().await;
+    if !is_ending.load(Ordering::Acquire) {
+        let status = ended
+            .as_ref()
+            .map_or_else(ToString::to_string, ToString::to_string);
+        let Invocation { name, log, .. } = invocation;
+        crashes.add(Crash {
+            name,
+            status,
+            tail: tail(&log),
+            log,
+        });
     }
+    report.send_replace(ended.ok());
 }
 
 fn tail(log: &Path) -> String {

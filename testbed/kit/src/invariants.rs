@@ -26,6 +26,8 @@ use crate::pod_fields::{
 };
 use crate::pods;
 
+pub use crate::kubelet::nvidia_runtime::VISIBLE_DEVICES;
+
 use others::OtherDevices;
 
 mod constraints;
@@ -33,8 +35,6 @@ mod others;
 
 /// gpushare's resources for shares of GPUs: kubelet calls the plugin for containers that request them.
 const SHARE_RESOURCES: [&str; 2] = [GPU_MEM, GPU_SHARED];
-/// The variable by which NVIDIA's runtime gives a container its GPUs.
-pub const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
 
 /// One GPU and the amounts that pods hold of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -69,13 +69,11 @@ impl GpuUse {
 pub struct HeldAmounts {
     /// Every GPU, by node and minor.
     pub gpus: BTreeMap<(String, i32), GpuUse>,
-    /// Devices of other types than GPUs.
     others: OtherDevices,
     /// Violations, a sentence each.
     pub violations: Vec<String>,
 }
 
-/// The way in which a pod uses its GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum GpuUseKind {
     /// Amounts of one or more GPUs, shared with others.
@@ -95,9 +93,7 @@ struct RequestedShare {
     units: u64,
     /// Bytes of memory (`koordinator.sh/gpu-memory`).
     bytes: u64,
-    /// Percent of a GPU's memory.
     ratio: u64,
-    /// Percent of a GPU's computing power.
     core: u64,
 }
 
@@ -163,19 +159,14 @@ pub fn record(pod: &Pod) -> Result<Vec<(i32, String)>, String> {
     }
 }
 
-/// Minors and UUIDs of the GPUs in a record.
 fn gpus_in(record: &DeviceAllocations) -> Vec<(i32, String)> {
-    let mut gpus = Vec::new();
-    for gpu in record.get(TYPE_GPU).into_iter().flatten() {
-        gpus.push((gpu.minor, gpu.id.clone()));
-    }
-    gpus
+    let gpus = record.get(TYPE_GPU).into_iter().flatten();
+    gpus.map(|gpu| (gpu.minor, gpu.id.clone())).collect()
 }
 
 /// The devices that a pod runs with: those of its record, or of another pod's that the plugin has swapped for it.
 #[derive(Debug, Default)]
 struct EffectiveRecord {
-    /// Minors and UUIDs of its GPUs.
     devices: Vec<(i32, String)>,
     /// The whole record, if it is another pod's.
     exchanged: Option<DeviceAllocations>,
@@ -216,7 +207,6 @@ pub fn should_see(pod: &Pod, device: Option<&Device>, container: &str) -> Vec<St
     uuids
 }
 
-/// The GPU of a Device object with this minor number.
 fn gpu_of_minor(device: &Device, minor: i32) -> Option<&DeviceInfo> {
     let mut devices = device.spec.devices.iter();
     devices.find(|info| is_gpu(info) && info.minor == Some(minor))
@@ -226,15 +216,11 @@ fn is_gpu(info: &DeviceInfo) -> bool {
     info.device_type == TYPE_GPU
 }
 
-/// Returns true if the vendor's plugin, whose choice gpushare does not steer, serves the node's whole GPUs.
-fn is_served_by_vendor(device: &Device) -> bool {
-    device.labels().get(SERVES_VENDOR_LABEL).map(String::as_str) != Some("true")
-}
-
-/// Returns true if the vendor's plugin chooses the whole GPUs of a pod, so that a record of the scheduler proves nothing.
+/// Returns true if the vendor's plugin chooses the whole GPUs of a pod.
 fn is_vendors_choice(pod: &Pod, device: Option<&Device>) -> bool {
-    let is_recorded = pod.annotations().contains_key(DEVICE_ALLOCATED);
-    !is_recorded || device.is_none_or(is_served_by_vendor)
+    // gpushare does not steer that choice, so that a record of the scheduler proves nothing.
+    let label = device.and_then(|device| device.labels().get(SERVES_VENDOR_LABEL));
+    !pod.annotations().contains_key(DEVICE_ALLOCATED) || label.map(String::as_str) != Some("true")
 }
 
 /// No pods are excused.
@@ -256,10 +242,10 @@ pub fn held_amounts(snapshot: &ClusterSnapshot, excused: &BTreeSet<String>) -> H
         if has_ended(pod) {
             continue;
         }
-        let gpus = match RequestedShare::of(pod) {
-            Some(share) => held.add_pod(snapshot, name, pod, node, share),
-            None => Ok(()),
-        };
+        let mut gpus = Ok(());
+        if let Some(share) = RequestedShare::of(pod) {
+            gpus = held.add_pod(snapshot, name, pod, node, share);
+        }
         let others = held.others.add_pod(node, name, pod);
         if let Err(what) = gpus.and(others)
             && !excused.contains(name)
@@ -274,8 +260,7 @@ pub fn held_amounts(snapshot: &ClusterSnapshot, excused: &BTreeSet<String>) -> H
     held
 }
 
-/// Returns a sentence for each demand of a pod's annotations that is not met, and for each clash of two pods over a device, a
-/// PCIe switch or a virtual function.
+/// Returns a sentence for each demand of a pod's annotations that is not met, and for each clash of two pods.
 fn unmet_demands(snapshot: &ClusterSnapshot, excused: &BTreeSet<String>) -> Vec<String> {
     let mut sentences = Vec::new();
     for (node, device) in &snapshot.devices {
@@ -333,17 +318,10 @@ impl HeldAmounts {
             return Ok(());
         }
         let EffectiveRecord { devices, exchanged } = effective_record(pod, device)?;
-        let mut distinct_minors = BTreeSet::new();
-        for (minor, _) in &devices {
-            distinct_minors.insert(*minor);
-        }
+        let distinct_minors: BTreeSet<i32> = devices.iter().map(|(minor, _)| *minor).collect();
         if share.use_kind == GpuUseKind::All {
-            let mut minors_of_node = BTreeSet::new();
-            for gpu in self.gpus.values() {
-                if gpu.node == node {
-                    minors_of_node.insert(gpu.minor);
-                }
-            }
+            let gpus_of_node = self.gpus.values().filter(|gpu| gpu.node == node);
+            let minors_of_node: BTreeSet<i32> = gpus_of_node.map(|gpu| gpu.minor).collect();
             return if distinct_minors == minors_of_node {
                 Ok(())
             } else {
@@ -352,11 +330,9 @@ impl HeldAmounts {
                 ))
             };
         }
-        if distinct_minors.len() as u64 != share.n_devices || devices.len() != distinct_minors.len() {
-            return Err(format!(
-                "it asks for {} devices and has {devices:?}",
-                share.n_devices
-            ));
+        let n_devices = share.n_devices;
+        if distinct_minors.len() as u64 != n_devices || devices.len() != distinct_minors.len() {
+            return Err(format!("it asks for {n_devices} devices and has {devices:?}"));
         }
         // A node of the old plugin has no Device object, so the sizes of its GPUs are not known.
         if device.is_none() {
@@ -388,14 +364,16 @@ impl HeldAmounts {
     /// Adds a violation for each GPU of which pods hold more memory or computing power than it has.
     fn check_limits(&mut self) {
         for gpu in self.gpus.values() {
+            let GpuUse {
+                total, core, pods, ..
+            } = gpu;
             let name = format!("GPU {} of {}", gpu.minor, gpu.node);
-            if gpu.used_hundredths > u128::from(gpu.total) * 100 {
-                let (used, total, pods) = (gpu.used(), gpu.total, &gpu.pods);
+            if gpu.used_hundredths > u128::from(*total) * 100 {
+                let used = gpu.used();
                 self.violations
                     .push(format!("{name}: {used} of {total} bytes are held by {pods:?}"));
             }
-            if gpu.core > 100 {
-                let (core, pods) = (gpu.core, &gpu.pods);
+            if *core > 100 {
                 self.violations
                     .push(format!("{name}: {core} % of its core is held by {pods:?}"));
             }
@@ -442,10 +420,7 @@ fn check_gpushare_annotations(
 ) -> Result<(), String> {
     let annotation = |key: &str| pod.annotations().get(key).cloned().unwrap_or_default();
     if share.units > 0 {
-        let mut minors = Vec::new();
-        for (minor, _) in devices {
-            minors.push(minor.to_string());
-        }
+        let minors: Vec<String> = devices.iter().map(|(minor, _)| minor.to_string()).collect();
         let (idx, units) = (annotation(MEM_IDX), annotation(MEM_POD));
         if idx != minors.join(",") || units != share.units.to_string() {
             return Err(format!(
@@ -489,8 +464,8 @@ pub async fn container_views(
 ) -> kube::Result<Vec<ContainerView>> {
     let mut views = Vec::new();
     for (name, pod) in &snapshot.pods {
-        let has_device_object = node_of(pod).is_some_and(|node| snapshot.devices.contains_key(node));
-        if !has_device_object || RequestedShare::of(pod).is_none() || phase(pod) == "Failed" {
+        let device = node_of(pod).and_then(|node| snapshot.devices.get(node));
+        if device.is_none() || RequestedShare::of(pod).is_none() || phase(pod) == "Failed" {
             continue;
         }
         let api: Api<Pod> = Api::namespaced(client.clone(), &pod.namespace().unwrap_or_default());
@@ -500,7 +475,6 @@ pub async fn container_views(
                 Err(kube::Error::Api(status)) if status.code == 404 => continue,
                 log => log?,
             };
-            let device = node_of(pod).and_then(|node| snapshot.devices.get(node));
             let sees = seen(&log, device);
             // Any GPU that the vendor's plugin gives is right.
             let should_see = if requests_whole_gpus(container) && is_vendors_choice(pod, device) {
@@ -520,15 +494,13 @@ pub async fn container_views(
 }
 
 /// Returns evidence that the content of a started container's CDI specs was not written for this start, if there is any.
-///
-/// The runtime resolves names by the specs it has read: a name that had other content, or whose spec is gone, is stale.
-/// The variable of a spec must have the number of memory units that this container holds.
 pub fn stale_spec(container: &kubelet::RuntimeContainer) -> Option<String> {
     if let Some(name) = container.stale_devices.first() {
         return Some(format!(
             "{name} was injected with content that its spec does not have"
         ));
     }
+    // The variable of a spec must have the number of memory units that this container holds.
     let held = container.devices.get(GPU_MEM)?.len().to_string();
     let shown = container.env.get(MEM_CONTAINER);
     if container.cdi_devices.is_empty() || shown == Some(&held) {
@@ -540,10 +512,9 @@ pub fn stale_spec(container: &kubelet::RuntimeContainer) -> Option<String> {
 }
 
 /// Returns evidence that the driver limit of a started container is not its share of a GPU of this size, in MiB.
-///
-/// Containers request memory units of a GiB, or shares of a tenth of each GPU.
 pub fn wrong_limit(container: &kubelet::RuntimeContainer, gpu_mib: u64) -> Option<String> {
     let held = |resource: &str| container.devices.get(resource).map_or(0, Vec::len) as u64;
+    // Containers request memory units of a GiB, or shares of a tenth of each GPU.
     let share_mib = match (held(GPU_MEM), held(GPU_SHARED)) {
         (0, 0) => return None,
         (0, _) => gpu_mib / 10,
@@ -559,10 +530,10 @@ pub fn wrong_limit(container: &kubelet::RuntimeContainer, gpu_mib: u64) -> Optio
         ([None, None], 0)
     };
     let found = [variable(DRIVER_MEMORY_LIMIT), variable(DRIVER_MEMORY_REQUEST)];
-    let mut n_hooks = 0;
-    for hook in &container.hooks {
-        n_hooks += usize::from(hook.contains("apply-cuda-memory-limits"));
-    }
+    let hooks = container.hooks.iter();
+    let n_hooks = hooks
+        .filter(|hook| hook.contains("apply-cuda-memory-limits"))
+        .count();
     if found == expected && n_hooks == n_expected {
         return None;
     }
@@ -587,33 +558,26 @@ pub fn misfits(views: &[ContainerView]) -> Vec<String> {
 
 /// Returns a sentence for each GPU that a running pod holds whole and a container of another pod sees.
 pub fn clashes(snapshot: &ClusterSnapshot, views: &[ContainerView]) -> Vec<String> {
-    let mut whole = Vec::new();
-    let mut others = Vec::new();
+    let mut holders = Vec::new();
     for view in views {
-        let Some(pod) = snapshot.pods.get(&view.pod) else {
+        let pod = snapshot.pods.get(&view.pod).filter(|pod| !has_ended(pod));
+        let Some(share) = pod.and_then(RequestedShare::of) else {
             continue;
         };
-        match RequestedShare::of(pod).map(|share| share.use_kind) {
-            _ if has_ended(pod) => {}
-            Some(GpuUseKind::Whole) => {
-                whole.push(view);
-                others.push(view);
-            }
-            Some(GpuUseKind::Shares) => others.push(view),
-            // A pod that sees all GPUs of its node takes none away from other pods.
-            Some(GpuUseKind::All) | None => {}
+        // A pod that sees all GPUs of its node takes none away from other pods.
+        if share.use_kind != GpuUseKind::All {
+            holders.push((view, share.use_kind));
         }
     }
     let mut clashes = Vec::new();
-    for holder in whole {
-        for other in &others {
-            for uuid in &holder.sees {
-                if other.pod != holder.pod && other.sees.contains(uuid) {
-                    clashes.push(format!(
-                        "{} has GPU {uuid} whole, and {} sees it too",
-                        holder.pod, other.pod
-                    ));
-                }
+    for (holder, kind) in &holders {
+        for (other, _) in &holders {
+            if *kind != GpuUseKind::Whole || other.pod == holder.pod {
+                continue;
+            }
+            for uuid in holder.sees.iter().filter(|uuid| other.sees.contains(uuid)) {
+                let (holder, other) = (&holder.pod, &other.pod);
+                clashes.push(format!("{holder} has GPU {uuid} whole, and {other} sees it too"));
             }
         }
     }
@@ -648,8 +612,8 @@ fn started_containers(pod: &Pod) -> impl Iterator<Item = &Container> {
     containers(pod).filter(move |container| started.contains(container.name.as_str()))
 }
 
-/// The GPUs that a container sees by its log, sorted: those of its device nodes if it prints them, else (simulated GPUs have no
-/// nodes) those that its variables name. The last of equal lines counts, as the container may have started more than once.
+/// The GPUs that a container sees by its log, sorted: those of its device nodes if it prints them, else those that its variables
+/// name, since simulated GPUs have no nodes.
 pub fn seen(log: &str, device: Option<&Device>) -> Vec<String> {
     let Some(nodes) = last_value(log, DEVICE_NODES) else {
         return match last_value(log, VISIBLE_DEVICES) {
@@ -675,6 +639,7 @@ pub fn seen(log: &str, device: Option<&Device>) -> Vec<String> {
 
 /// The value in the last line `name=value` of a log, such as that of a variable which a container has printed last.
 pub fn last_value<'a>(log: &'a str, name: &str) -> Option<&'a str> {
+    // The last of equal lines counts, as the container may have started more than once.
     let mut lines = log.lines().rev();
     lines.find_map(|line| line.strip_prefix(name)?.strip_prefix('='))
 }

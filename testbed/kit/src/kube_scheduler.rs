@@ -1,19 +1,17 @@
 //! A model of kube-scheduler 1.36, in its behaviour towards pods, nodes and extenders.
 //!
-//! It reads a real `KubeSchedulerConfiguration`, watches the API server over HTTP, and calls extenders over HTTP: one
-//! scheduling cycle at a time, binding cycles beside it, which may wait in Permit or for volumes. It models the queue with
-//! its back-offs, the sampling of nodes, the fit of resources, the messages of conditions and events, preemption, leader
-//! election, and the scheduling of a `PodGroup` with the feature gates `GenericWorkload` and `GangScheduling`.
+//! It reads a real `KubeSchedulerConfiguration`, and talks to the API server and to extenders over HTTP: one scheduling cycle at a
+//! time, with binding cycles beside it. The feature gates `GenericWorkload` and `GangScheduling` are on.
 //!
 //! Requests to extenders have the form of those recorded from 1.36.2 (`scheduler/tests/extender/golden`). The rest follows the
 //! real program's code, and `testbed/kit/tests/scheduler_loop.rs` states the behaviour; names such as `selectHost` in comments
 //! are functions of that code. It leaves out plugins that no extender can notice: affinity between pods, spreading, images, and
-//! the scores of preferences; and scheduling gates, so that a gated pod is scheduled at once. It filters one node after the
-//! other, as kube-scheduler does on one processor.
+//! the scores of preferences; and scheduling gates, so that a gated pod is scheduled at once.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use anyhow::Result;
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
@@ -32,18 +30,18 @@ use crate::pod_fields::{has_ended, node_of};
 use binding::{PodBinder, VolumeClaims};
 use cache::{Cache, CachedNode};
 use cycle::{Cycle, CycleFailure, Sampling};
+use extender::ExtenderClient;
 use pod_group::Groups;
 use preemption::{PreemptionContext, evict, priority};
 use queue::Queue;
-use report::{Nomination, Report, ReportContent, nominated_node};
+use report::{Nomination, Report, ReportContent, Reporter, nominated_node};
 
-pub use configuration::{ConfigurationError, ExtenderConfiguration, ManagedResource, SchedulerConfiguration};
+pub use configuration::{ExtenderConfiguration, ManagedResource, SchedulerConfiguration};
 pub use cycle::Ties;
 
-pub use amounts::{AmountError, ResourceAmounts};
+pub use amounts::ResourceAmounts;
 pub use binding::{NO_NOMINATION, PERMIT_WAIT, VOLUME_WAIT};
 pub use diagnosis::{FilterRefusal, SchedulingDiagnosis, no_fit_message};
-pub use extender::{ExtenderClient, ExtenderError, FittingNodes};
 pub use fit::repels;
 pub use offline::{OfflineAttempt, OfflineScheduler};
 
@@ -102,19 +100,14 @@ pub struct KubeScheduler {
 
 impl KubeScheduler {
     /// Starts a scheduling loop on the API server that `client` talks to.
-    pub fn start(
-        client: &Client,
-        configuration: &SchedulerConfiguration,
-        options: Options,
-    ) -> Result<Self, ConfigurationError> {
-        let scheduling = Loop::new(client.clone(), configuration, options)?;
+    pub fn start(client: &Client, configuration: &SchedulerConfiguration, options: Options) -> Result<Self> {
+        let scheduling = Loop::new(client, configuration, options)?;
         Ok(Self {
             _loop: AbortOnDropHandle::new(tokio::spawn(scheduling.run())),
         })
     }
 }
 
-/// An event that the scheduling loop handles.
 #[derive(Debug)]
 enum Input {
     Node(Box<watcher::Event<Node>>),
@@ -126,7 +119,6 @@ enum Input {
     BindingEnded(Box<BindingCycle>),
 }
 
-/// A binding cycle that has ended, with its result.
 #[derive(Debug)]
 struct BindingCycle {
     uid: String,
@@ -145,7 +137,6 @@ struct ListProgress {
     synced: bool,
 }
 
-/// The state of a scheduling loop.
 struct Loop {
     configuration: SchedulerConfiguration,
     cache: Cache,
@@ -163,29 +154,29 @@ struct Loop {
     nodes: ListProgress,
     pods: ListProgress,
     journal: Option<mpsc::UnboundedSender<SchedulingAttempt>>,
-    reports: Option<mpsc::UnboundedSender<Report>>,
+    reports: mpsc::UnboundedSender<Report>,
+    inputs: mpsc::UnboundedReceiver<Input>,
     /// Sends the loop its own input: the ends of binding cycles.
-    own_inbox: Option<mpsc::UnboundedSender<Input>>,
+    inbox: mpsc::UnboundedSender<Input>,
+    _helpers: [AbortOnDropHandle<()>; 6],
 }
 
 impl Loop {
     /// A scheduling loop with an empty cache and queue, by the parsed `KubeSchedulerConfiguration`.
-    fn new(
-        client: Client,
-        configuration: &SchedulerConfiguration,
-        options: Options,
-    ) -> Result<Self, ConfigurationError> {
-        let extenders = configuration
-            .extenders
-            .iter()
-            .cloned()
-            .map(ExtenderClient::new)
-            .collect::<Result<Vec<_>, _>>()?;
+    fn new(client: &Client, configuration: &SchedulerConfiguration, options: Options) -> Result<Self> {
+        let mut extenders = Vec::new();
+        for extender in &configuration.extenders {
+            extenders.push(ExtenderClient::new(extender.clone())?);
+        }
+        let (inbox, inputs) = mpsc::unbounded_channel();
+        let (reports, pending_reports) = mpsc::unbounded_channel();
+        let component = configuration.schedulers.first().cloned().unwrap_or_default();
+        let reporter = Reporter::new(client.clone(), component);
         Ok(Self {
             cache: Cache::default(),
             queue: Queue::new(configuration.initial_backoff, configuration.max_backoff),
             binder: PodBinder::new(client.clone(), &extenders),
-            client,
+            client: client.clone(),
             budgets: BTreeMap::new(),
             capacities: BTreeMap::new(),
             groups: Groups::default(),
@@ -201,46 +192,25 @@ impl Loop {
             nodes: ListProgress::default(),
             pods: ListProgress::default(),
             journal: options.journal,
-            reports: None,
-            own_inbox: None,
+            reports,
+            inputs,
+            _helpers: [
+                watch_kind(client, Input::Node, &inbox),
+                watch_kind(client, |event| Input::Pod(event, Instant::now()), &inbox),
+                watch_kind(client, Input::Budget, &inbox),
+                watch_kind(client, Input::Capacity, &inbox),
+                watch_kind(client, Input::Group, &inbox),
+                AbortOnDropHandle::new(tokio::spawn(reporter.run(pending_reports))),
+            ],
+            inbox,
         })
     }
 
     /// Runs the loop: handles what the watches show, and schedules the next pod of the queue, until its future is dropped.
     async fn run(mut self) {
-        let client = self.client.clone();
-        let (sender, mut inbox) = mpsc::unbounded_channel();
-        let (reports, pending_reports) = mpsc::unbounded_channel();
-        let component = self.configuration.schedulers.first().cloned().unwrap_or_default();
-        self.reports = Some(reports);
-        self.own_inbox = Some(sender.clone());
-        let _helpers = [
-            watch_kind(Api::<Node>::all(client.clone()), Input::Node, sender.clone()),
-            watch_kind(
-                Api::<Pod>::all(client.clone()),
-                |event| Input::Pod(event, Instant::now()),
-                sender.clone(),
-            ),
-            watch_kind(
-                Api::<PodDisruptionBudget>::all(client.clone()),
-                Input::Budget,
-                sender.clone(),
-            ),
-            watch_kind(
-                Api::<CSIStorageCapacity>::all(client.clone()),
-                Input::Capacity,
-                sender.clone(),
-            ),
-            watch_kind(Api::<PodGroup>::all(client.clone()), Input::Group, sender),
-            AbortOnDropHandle::new(tokio::spawn(report::write_all(
-                client,
-                component,
-                pending_reports,
-            ))),
-        ];
         loop {
             // All known events are handled before the next attempt, so that the attempt sees the newest state.
-            while let Ok(input) = inbox.try_recv() {
+            while let Ok(input) = self.inputs.try_recv() {
                 self.handle(input);
             }
             // Ended binding tasks have sent their results already; joining them only frees memory.
@@ -261,13 +231,12 @@ impl Loop {
                 }
             };
             tokio::select! {
-                input = inbox.recv() => if let Some(input) = input { self.handle(input) },
+                Some(input) = self.inputs.recv() => self.handle(input),
                 () = timer => {}
             }
         }
     }
 
-    /// Handles one input: an event of a watch, or the end of a binding cycle.
     fn handle(&mut self, input: Input) {
         match input {
             Input::Node(event) => self.handle_node(*event),
@@ -296,13 +265,7 @@ impl Loop {
             watcher::Event::InitDone => {
                 self.nodes.synced = true;
                 // A node that the new list no longer shows was deleted while the watch was broken.
-                let deleted: Vec<String> = self
-                    .cache
-                    .node_names()
-                    .filter(|name| !self.nodes.seen.contains(*name))
-                    .cloned()
-                    .collect();
-                deleted.iter().filter(|name| self.cache.remove_node(name)).count() > 0
+                self.cache.retain_nodes(&self.nodes.seen)
             }
             watcher::Event::Apply(node) => self.cache.put_node(&node.name_any(), node),
             watcher::Event::Delete(node) => self.cache.remove_node(&node.name_any()),
@@ -310,7 +273,6 @@ impl Loop {
         self.wake_if(changed);
     }
 
-    /// Updates cache and queue by an event of the watch of pods.
     fn handle_pod(&mut self, event: watcher::Event<Pod>, arrived: Instant) {
         match event {
             watcher::Event::Init => self.pods.seen.clear(),
@@ -320,7 +282,8 @@ impl Loop {
             }
             watcher::Event::InitDone => {
                 self.pods.synced = true;
-                let known: BTreeSet<String> = self.cache.uids().chain(self.queue.uids()).cloned().collect();
+                let queued = self.queue.pods().map(|(uid, _)| uid);
+                let known: BTreeSet<String> = self.cache.uids().chain(queued).cloned().collect();
                 for uid in known.difference(&std::mem::take(&mut self.pods.seen)) {
                     self.remove_pod(uid);
                 }
@@ -330,7 +293,6 @@ impl Loop {
         }
     }
 
-    /// Updates the `PodDisruptionBudgets` by an event of their watch.
     fn handle_budget(&mut self, event: watcher::Event<PodDisruptionBudget>) {
         match event {
             watcher::Event::Init => self.budgets.clear(),
@@ -342,19 +304,16 @@ impl Loop {
         }
     }
 
-    /// Wakes the pods that an extender refused, which kube-scheduler tries again after any event of a cluster. gpushare's
-    /// scheduler changes a `CSIStorageCapacity` to cause one.
+    /// Wakes the pods that an extender refused, which kube-scheduler tries again after any event of a cluster.
     fn handle_capacity(&mut self, event: watcher::Event<CSIStorageCapacity>) {
+        // gpushare's scheduler changes a CSIStorageCapacity to cause an event.
         let (watcher::Event::InitApply(capacity) | watcher::Event::Apply(capacity)) = event else {
             return;
         };
         let version = capacity.resource_version();
         // A list after a broken watch may bring a change that was missed, or an unchanged object, which wakes no pod.
-        if self
-            .capacities
-            .insert(capacity.uid().unwrap_or_default(), version.clone())
-            != Some(version)
-        {
+        let uid = capacity.uid().unwrap_or_default();
+        if self.capacities.insert(uid, version.clone()) != Some(version) {
             self.queue.wake_refused_by_extenders(Instant::now());
         }
     }
@@ -387,24 +346,31 @@ impl Loop {
     /// Returns true if this scheduler schedules the pod: it has one of the loop's names.
     fn is_ours(&self, pod: &Pod) -> bool {
         let spec = pod.spec.as_ref();
-        let scheduler = spec
-            .and_then(|spec| spec.scheduler_name.as_deref())
-            .unwrap_or("default-scheduler");
-        self.configuration.schedulers.contains(scheduler)
+        let scheduler = spec.and_then(|spec| spec.scheduler_name.as_deref());
+        self.configuration
+            .schedulers
+            .contains(scheduler.unwrap_or("default-scheduler"))
     }
 
-    /// Records the node that a pod's status nominates.
     fn note_nomination(&mut self, uid: &str, pod: &Arc<Pod>) {
+        let before = self.queue.get(uid);
         if let Some(node) = nominated_node(pod) {
             self.nominated
                 .insert(uid.to_owned(), (node.to_owned(), Arc::clone(pod)));
-        } else if self
-            .queue
-            .get(uid)
-            .is_some_and(|before| nominated_node(before).is_some())
-        {
+        } else if before.is_some_and(|before| nominated_node(before).is_some()) {
             // One that the API server has not shown yet stays.
             self.nominated.remove(uid);
+        }
+    }
+
+    fn nominate(&mut self, uid: &str, pod: &Arc<Pod>, nomination: &Nomination) {
+        match nomination {
+            Nomination::Node(node) => {
+                self.nominated
+                    .insert(uid.to_owned(), (node.clone(), Arc::clone(pod)));
+            }
+            Nomination::Clear => drop(self.nominated.remove(uid)),
+            Nomination::Keep => {}
         }
     }
 
@@ -423,17 +389,14 @@ impl Loop {
         }
     }
 
-    /// Runs one scheduling cycle: chooses a node and starts the binding, or tries preemption and parks the pod, which after an
-    /// error is tried again when its back-off is over.
+    /// Runs one scheduling cycle: chooses a node and starts the binding, or tries preemption and parks the pod.
     async fn schedule(&mut self, uid: &str, pod: Arc<Pod>) {
         let mut diagnosis = SchedulingDiagnosis::default();
         let placed = match ResourceAmounts::of_pod(&pod) {
             Ok(request) => {
                 let nodes = self.nodes_for(uid, &pod);
-                self.cycle
-                    .place(&pod, &request, &nodes, &mut diagnosis)
-                    .await
-                    .map(|node| (node, request))
+                let node = self.cycle.place(&pod, &request, &nodes, &mut diagnosis).await;
+                node.map(|node| (node, request))
             }
             Err(error) => Err(CycleFailure::Error(error.to_string())),
         };
@@ -446,24 +409,23 @@ impl Loop {
             Err(CycleFailure::NoFit) => {
                 let nomination = self.preempt(uid, &pod, &diagnosis).await;
                 self.queue.park(uid, diagnosis.is_by_extender(), Instant::now());
-                self.report(
-                    uid,
-                    &pod,
-                    ReportContent::Unschedulable(diagnosis.message(), nomination),
-                );
+                let content = ReportContent::Unschedulable(diagnosis.message(), nomination);
+                self.report(uid, &pod, content);
                 self.record(&pod, diagnosis, SchedulingOutcome::NoFit);
             }
             Err(CycleFailure::Error(message)) => self.fail(uid, &pod, diagnosis, message),
         }
     }
 
-    /// The nodes as the filters see them for a pod. Pods that are nominated to a node count there if they are
-    /// at least as important.
+    /// The nodes as the filters see them for a pod.
     fn nodes_for(&self, uid: &str, pod: &Pod) -> BTreeMap<String, CachedNode> {
         let mut nodes = self.cache.nodes().clone();
+        // Pods that are nominated to a node count there if they are at least as important.
         for (other, (node, nominated)) in &self.nominated {
-            let counts = other != uid && priority(nominated) >= priority(pod);
-            if let Some(view) = nodes.get_mut(node).filter(|_| counts) {
+            if other != uid
+                && priority(nominated) >= priority(pod)
+                && let Some(view) = nodes.get_mut(node)
+            {
                 view.used
                     .add(&ResourceAmounts::of_pod(nominated).unwrap_or_default());
             }
@@ -484,30 +446,23 @@ impl Loop {
             budgets: &budgets,
             extenders: &self.cycle.extenders,
         };
-        let round = context.preempt(pod, &request, diagnosis).await;
-        if let Some((node, victims)) = round.evicted {
-            evict(&self.client, &victims).await;
-            // Less important pods that were nominated to this node may not fit there any more.
-            self.nominated
-                .retain(|_, (other, nominated)| *other != node || priority(nominated) >= priority(pod));
-        }
-        match &round.nomination {
-            Nomination::Node(node) => drop(
+        let nomination = match context.preempt(pod, &request, diagnosis).await {
+            Ok((node, victims)) => {
+                evict(&self.client, &victims).await;
+                // Less important pods that were nominated to this node may not fit there any more.
                 self.nominated
-                    .insert(uid.to_owned(), (node.clone(), Arc::clone(pod))),
-            ),
-            Nomination::Clear => drop(self.nominated.remove(uid)),
-            Nomination::Keep => {}
-        }
-        round.nomination
+                    .retain(|_, (other, nominated)| *other != node || priority(nominated) >= priority(pod));
+                Nomination::Node(node)
+            }
+            Err(nomination) => nomination,
+        };
+        self.nominate(uid, pod, &nomination);
+        nomination
     }
 
     /// Starts the binding of a pod as a task; its end comes back as an input of the loop.
     fn start_binding(&mut self, uid: String, pod: Arc<Pod>, node: String, diagnosis: SchedulingDiagnosis) {
-        let Some(inbox) = self.own_inbox.clone() else {
-            return;
-        };
-        let binder = self.binder.clone();
+        let (inbox, binder) = (self.inbox.clone(), self.binder.clone());
         let waits = self.cycle.claims.waits(&pod);
         self.bindings.spawn(async move {
             if !waits.total.is_zero() {
@@ -525,8 +480,7 @@ impl Loop {
         });
     }
 
-    /// Handles the end of a binding cycle. After a failed binding the pod is tried again, unless the watch has
-    /// shown meanwhile that it is bound after all.
+    /// Handles the end of a binding cycle.
     fn end_binding(&mut self, binding: BindingCycle) {
         let BindingCycle {
             uid,
@@ -542,6 +496,7 @@ impl Loop {
                 self.report(&uid, &pod, ReportContent::Scheduled(node.clone()));
                 self.record(&pod, diagnosis, SchedulingOutcome::Bound(node));
             }
+            // The pod is tried again, unless the watch has shown meanwhile that it is bound after all.
             Err(message) if self.cache.is_assumed(&uid) => {
                 // The room is free again, which is an event for all other pods.
                 self.cache.release(&uid);
@@ -566,10 +521,8 @@ impl Loop {
     /// Passes the result of an attempt to the task that writes the pod's condition and event, with the newest version of the pod.
     fn report(&self, uid: &str, pod: &Arc<Pod>, content: ReportContent) {
         let newest = self.queue.get(uid).unwrap_or(pod);
-        if let Some(reports) = &self.reports {
-            // The writer ends only with the loop.
-            let _ = reports.send((Arc::clone(newest), content));
-        }
+        // The writer ends only with the loop.
+        let _ = self.reports.send((Arc::clone(newest), content));
     }
 
     /// Writes an attempt to the journal, if the caller of the loop reads one.
@@ -588,14 +541,23 @@ impl Loop {
 
 /// Starts the task that sends the events of the watch of one kind to the loop, and starts a broken watch again.
 fn watch_kind<K>(
-    api: Api<K>,
+    client: &Client,
     wrap: fn(Box<watcher::Event<K>>) -> Input,
-    inbox: mpsc::UnboundedSender<Input>,
+    inbox: &mpsc::UnboundedSender<Input>,
 ) -> AbortOnDropHandle<()>
 where
-    K: kube::Resource + Clone + std::fmt::Debug + serde::de::DeserializeOwned + Send + 'static,
+    K: kube::Resource<DynamicType = ()>
+        + Clone
+        + std::fmt::Debug
+        + serde::de::DeserializeOwned
+        + Send
+        + 'static,
 {
-    let mut events = watcher(api, watcher::Config::default()).default_backoff().boxed();
+    let inbox = inbox.clone();
+    let config = watcher::Config::default();
+    let mut events = watcher(Api::<K>::all(client.clone()), config)
+        .default_backoff()
+        .boxed();
     AbortOnDropHandle::new(tokio::spawn(async move {
         while let Some(event) = events.next().await {
             match event {

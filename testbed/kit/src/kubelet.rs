@@ -1,10 +1,8 @@
 //! A model of kubelet 1.36 and of the container runtime under it.
 //!
-//! It models the device manager over its real gRPC sockets, the pod-resources API, admission, pod workers, status, and how
-//! containerd and NVIDIA's runtime inject devices. A container "runs" by having its environment recorded. Compared with
-//! recordings: NVIDIA's container runtime 1.20 (`testbed/tests/nvidia_runtime.rs`). The rest follows the code of kubelet 1.36,
-//! and tests in `testbed/kit/tests/kubelet` state the behaviour that gpushare's plugin depends on; names such as `devicesToReuse`
-//! in comments are functions of that code.
+//! A container "runs" by having its environment recorded. NVIDIA's container runtime 1.20 is compared with recordings
+//! (`testbed/tests/nvidia_runtime.rs`). The rest follows the code of kubelet 1.36, and tests in `testbed/kit/tests/kubelet` state
+//! the behaviour that gpushare's plugin depends on; names such as `devicesToReuse` in comments are functions of that code.
 //!
 //! It uses the API server only through the client that it is given, so it works against any API server. It leaves out processes
 //! but for `gpu-probe`, app containers that end by themselves, images, probes, eviction and alignment of devices by NUMA node
@@ -32,11 +30,11 @@ mod pod_table;
 mod pod_worker;
 pub mod probe_program;
 mod process;
+mod run;
 mod runtime;
-mod socket;
+pub(crate) mod socket;
 mod status_manager;
 mod sync_loop;
-mod tasks;
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -46,7 +44,6 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use tokio::sync::watch;
 
-pub use cdi::RefreshDelay;
 pub use claims::PreparedDevice;
 pub use config::{
     CdiSupport, ContainerStart, Delays, KubeletConfig, LogSink, MachineGpus, OrderRule, RuntimeConfig,
@@ -57,7 +54,7 @@ pub use pod::ContainerType;
 pub use probe_program::ProbeProgram;
 pub use runtime::{ContainersHook, DEVICE_NODES, RunState, RuntimeContainer};
 
-use config::{BatchOrder, Hold};
+use config::Hold;
 use machine::KubeletMachine;
 use pod_table::PodCommand;
 use process::KubeletProcess;
@@ -105,7 +102,7 @@ impl Kubelet {
     /// Kills the kubelet process, runs `meanwhile`, such as the removal of the checkpoint, and starts the
     /// process again.
     pub async fn restart_with(&mut self, meanwhile: impl FnOnce(&KubeletConfig)) -> Result<()> {
-        self.process.stop().await;
+        self.process.run.stop().await;
         meanwhile(&self.machine.config);
         self.process = KubeletProcess::start(&self.machine)?;
         Ok(())
@@ -114,7 +111,7 @@ impl Kubelet {
     /// Reboots the machine: containers and the CDI specs of `/var/run` are gone, and kubelet starts with its checkpoint. Pods
     /// that [`Kubelet::hold`] holds back stay held back.
     pub async fn reboot(&mut self) -> Result<()> {
-        self.process.stop().await;
+        self.process.run.stop().await;
         if let Some(dir) = self.machine.config.cdi_dirs.last() {
             // /var/run, with the CDI specs, is in memory and empty after a reboot; the directory may not exist.
             let _ = std::fs::remove_dir_all(dir);
@@ -125,7 +122,7 @@ impl Kubelet {
 
     /// Ends the kubelet process with its connections.
     pub async fn stop(self) {
-        self.process.stop().await;
+        self.process.run.stop().await;
     }
 
     /// The configuration of this node.
@@ -140,37 +137,33 @@ impl Kubelet {
 
     /// One container by its pod's namespace and name.
     pub fn container(&self, namespace: &str, pod: &str, container: &str) -> Option<RuntimeContainer> {
-        let is_it = |found: &RuntimeContainer| {
-            found.namespace == namespace && found.pod == pod && found.name == container
-        };
-        self.containers().into_iter().find(is_it)
+        let mut containers = self.containers();
+        containers.retain(|one| one.namespace == namespace && one.pod == pod && one.name == container);
+        containers.pop()
     }
 
-    /// Devices that containers hold. kubelet takes the devices of ended pods back only when a later container
-    /// needs some.
+    /// Devices that containers hold, also those of ended pods until a later container needs some.
     pub fn allocations(&self) -> Vec<ContainerAllocation> {
-        let devices = self.process.devices.lock();
-        let allocations = devices
-            .held()
-            .iter()
-            .map(|(holder, resource, grant)| ContainerAllocation {
+        let mut allocations = Vec::new();
+        for (holder, resource, grant) in self.process.devices.lock().held().iter() {
+            allocations.push(ContainerAllocation {
                 pod_uid: holder.pod.clone(),
                 container: holder.container.clone(),
                 resource: resource.clone(),
                 device_ids: grant.device_ids(),
             });
-        allocations.collect()
+        }
+        allocations
     }
 
     /// The number of all devices and of healthy devices, by resource.
     pub fn capacity(&self) -> BTreeMap<String, (usize, usize)> {
-        // With an endless grace the look removes no resource.
-        self.process.devices.lock().capacity(Duration::MAX).counts
+        self.process.devices.lock().counts()
     }
 
     /// Returns true once kubelet has admitted or refused the pods that were there at its last start.
     pub fn has_synced(&self) -> bool {
-        self.process.pods.sources_ready()
+        self.process.run.pods.lock().sources_ready
     }
 
     /// Sets the devices that DRA drivers have prepared for a claim.
@@ -182,7 +175,7 @@ impl Kubelet {
     pub fn hold(&self) {
         self.machine.hold.send_replace(Hold {
             is_held: true,
-            order: None,
+            ..Hold::default()
         });
     }
 
@@ -190,7 +183,8 @@ impl Kubelet {
     pub fn release(&self, rule: OrderRule, seed: u64) {
         self.machine.hold.send_replace(Hold {
             is_held: false,
-            order: Some(BatchOrder { rule, seed }),
+            rule,
+            seed,
         });
     }
 
@@ -199,13 +193,12 @@ impl Kubelet {
         self.machine.counts.lock().clone()
     }
 
-    /// Makes a container crash. kubelet starts it again with the devices and the answer that Allocate returned
-    /// before.
+    /// Makes a container crash; kubelet starts it again with the devices and the answer of Allocate that it had.
     pub fn restart_container(&self, namespace: &str, pod: &str, container: &str) -> Result<()> {
         let unknown = || format!("pod {namespace}/{pod} has no container {container} on this node");
         let found = self.container(namespace, pod, container).with_context(unknown)?;
-        let pods = self.process.pods.lock();
-        let record = pods.0.get(&found.pod_uid).with_context(unknown)?;
+        let pods = self.process.run.pods.lock();
+        let record = pods.records.get(&found.pod_uid).with_context(unknown)?;
         ensure!(record.send(PodCommand::Restart(container.to_owned())), unknown());
         Ok(())
     }
@@ -215,8 +208,7 @@ impl Kubelet {
         self.process.devices.drop_stream(resource)
     }
 
-    /// Waits until plugins of the container runtime (NRI) have registered `times` times; false if `deadline`
-    /// comes first.
+    /// Waits until plugins of the container runtime (NRI) have registered `times` times; false if `deadline` comes first.
     pub async fn until_nri_registered(&self, times: usize, deadline: Duration) -> bool {
         let Some(nri) = &self.machine.nri else {
             return false;

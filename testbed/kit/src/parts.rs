@@ -17,7 +17,6 @@ use tokio::time::timeout;
 use crate::command::value_name;
 use crate::files;
 
-/// The longest time that one command may take.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A part of a cluster that scenarios kill or stop; all other parts have to survive that.
@@ -120,9 +119,6 @@ impl std::fmt::Display for Need {
 
 impl Commands {
     /// Reads the file of the cluster with this kubeconfig.
-    ///
-    /// # Errors
-    /// The file cannot be read, or something in it is not known.
     pub fn read(path: &Path, kubeconfig: &Path) -> Result<Self> {
         Self::parse(&files::read(path)?, kubeconfig)
             .with_context(|| format!("{} does not say how to break a cluster", path.display()))
@@ -149,17 +145,17 @@ impl Commands {
         match need {
             Need::Kill(part) => self.parts.contains_key(&part),
             Need::Pause(part) => self
-                .commands_of(part)
-                .is_ok_and(|commands| commands.pause.is_some()),
+                .parts
+                .get(&part)
+                .is_some_and(|commands| commands.pause.is_some()),
             Need::Remove(file) => self.remove.contains_key(&file),
             Need::Evict => self.evict,
         }
     }
 
     fn commands_of(&self, part: ClusterPart) -> Result<&PartCommands> {
-        self.parts
-            .get(&part)
-            .with_context(|| format!("the file has no commands for parts.{part}"))
+        let commands = self.parts.get(&part);
+        commands.with_context(|| format!("the file has no commands for parts.{part}"))
     }
 
     /// Kills a part; `node` names the node for parts that run on every node.

@@ -72,9 +72,6 @@ pub fn unscheduled_because(pod: &Pod) -> Option<&str> {
 }
 
 /// The record of the pod's devices in Koordinator's annotation; empty without one.
-///
-/// # Errors
-/// The annotation does not parse.
 pub fn device_record(pod: &Pod) -> Result<DeviceAllocations, serde_json::Error> {
     match pod.annotations().get(DEVICE_ALLOCATED) {
         Some(text) => serde_json::from_str(text),

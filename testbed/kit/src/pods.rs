@@ -37,10 +37,8 @@ impl PodBuilder {
 
     /// A pod whose one container requests a percentage of one GPU's memory, in Koordinator's words.
     pub fn share(name: &str, percent: impl std::fmt::Display) -> Self {
-        Self::new(
-            name,
-            &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, &percent.to_string())],
-        )
+        let percent = percent.to_string();
+        Self::new(name, &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, &percent)])
     }
 
     /// A pod whose one container runs a program of an image to its end, and prints nothing else. It tolerates all taints,
@@ -118,11 +116,8 @@ impl PodBuilder {
     #[must_use]
     pub fn annotation(mut self, key: &str, value: &str) -> Self {
         if let Some(Value::Object(metadata)) = self.0.get_mut("metadata") {
-            set(
-                metadata.entry("annotations").or_insert_with(|| json!({})),
-                key,
-                json!(value),
-            );
+            let annotations = metadata.entry("annotations").or_insert_with(|| json!({}));
+            set(annotations, key, json!(value));
         }
         self
     }
@@ -159,20 +154,16 @@ impl PodBuilder {
     /// With a `ResourceClaim` that its first container uses.
     #[must_use]
     pub fn claiming(mut self, claim: &str) -> Self {
-        self.set_spec(
-            "resourceClaims",
-            json!([{"name": "gpu", "resourceClaimName": claim}]),
-        );
+        let claims = json!([{"name": "gpu", "resourceClaimName": claim}]);
+        self.set_spec("resourceClaims", claims);
         self.with("resources", json!({"claims": [{"name": "gpu"}]}))
     }
 
     /// With a volume by a `PersistentVolumeClaim` of its namespace.
     #[must_use]
     pub fn storing(mut self, claim: &str) -> Self {
-        self.set_spec(
-            "volumes",
-            json!([{"name": "data", "persistentVolumeClaim": {"claimName": claim}}]),
-        );
+        let volumes = json!([{"name": "data", "persistentVolumeClaim": {"claimName": claim}}]);
+        self.set_spec("volumes", volumes);
         self
     }
 
@@ -235,7 +226,6 @@ pub fn set_in(object: &mut Value, parent: &str, field: &str, value: Value) {
     }
 }
 
-/// A container that prints its environment and then sleeps.
 fn container(name: &str, limits: &Limits<'_>) -> Value {
     let limits: BTreeMap<&str, &str> = limits.iter().copied().collect();
     json!({
@@ -251,7 +241,7 @@ fn program(name: &str, image: &str, command: &[String], limits: &Limits<'_>) -> 
 }
 
 /// Pods of one namespace.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct NamespacePods {
     api: Api<Pod>,
 }
@@ -267,10 +257,8 @@ impl NamespacePods {
     /// Creates a pod.
     pub async fn create(&self, spec: &PodBuilder) -> Result<Pod> {
         let pod = spec.pod()?;
-        self.api
-            .create(&PostParams::default(), &pod)
-            .await
-            .with_context(|| format!("cannot create pod {}", pod.name_any()))
+        let created = self.api.create(&PostParams::default(), &pod).await;
+        created.with_context(|| format!("cannot create pod {}", pod.name_any()))
     }
 
     /// Asks for a pod's deletion; one that is gone already is no error.
@@ -280,8 +268,8 @@ impl NamespacePods {
 
     /// Removes a pod without waiting for its kubelet.
     pub async fn delete_now(&self, name: &str) -> Result<()> {
-        self.delete_with(name, &DeleteParams::default().grace_period(0))
-            .await
+        let params = DeleteParams::default().grace_period(0);
+        self.delete_with(name, &params).await
     }
 
     /// Asks for the deletion of every pod of the namespace, those included that no watch has shown yet.
@@ -291,17 +279,13 @@ impl NamespacePods {
 
     /// Removes every pod of the namespace without waiting for kubelets.
     pub async fn delete_all_now(&self) -> Result<()> {
-        self.delete_all_with(&DeleteParams::default().grace_period(0))
-            .await
+        let params = DeleteParams::default().grace_period(0);
+        self.delete_all_with(&params).await
     }
 
-    /// Deletes all pods of the namespace in one call.
     async fn delete_all_with(&self, params: &DeleteParams) -> Result<()> {
-        self.api
-            .delete_collection(params, &ListParams::default())
-            .await
-            .map(drop)
-            .context("cannot delete all pods")
+        let deleted = self.api.delete_collection(params, &ListParams::default()).await;
+        deleted.map(drop).context("cannot delete all pods")
     }
 
     /// Deletes a pod; it is no error if there is none.
@@ -319,14 +303,6 @@ impl NamespacePods {
     }
 }
 
-impl std::fmt::Debug for NamespacePods {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Pods")
-            .field("path", &self.api.resource_url())
-            .finish()
-    }
-}
-
 /// A variable that sorts behind all others of a container: a log that shows it has the whole environment.
 pub(crate) const LAST_VARIABLE: &str = "zz_last";
 
@@ -338,7 +314,6 @@ const READ_PAUSE: Duration = Duration::from_millis(100);
 /// The log of a started container. If the container has `LAST_VARIABLE`, waits until the log is complete.
 ///
 /// # Errors
-///
 /// The API server's error, 404 if the pod has gone. A container that prints too little in half a minute is no error.
 pub async fn read_log(api: &Api<Pod>, pod: &str, container: &Container) -> kube::Result<String> {
     // The container is named, since a pod with several containers has no log of its own.
@@ -346,26 +321,17 @@ pub async fn read_log(api: &Api<Pod>, pod: &str, container: &Container) -> kube:
         container: Some(container.name.clone()),
         ..LogParams::default()
     };
-    let is_marked = container
-        .env
-        .iter()
-        .flatten()
-        .any(|variable| variable.name == LAST_VARIABLE);
+    let mut variables = container.env.iter().flatten();
+    let is_marked = variables.any(|variable| variable.name == LAST_VARIABLE);
     let deadline = Instant::now() + PRINT_TIMEOUT;
     loop {
         // Each read starts from the beginning: following the log would need a stream per container, and few reads are repeated.
         let log = api.logs(pod, &params).await?;
-        if !is_marked || has_last_variable(&log) || Instant::now() >= deadline {
+        let mut values = log.lines().filter_map(|line| line.strip_prefix(LAST_VARIABLE));
+        let is_whole = values.any(|value| value.starts_with('='));
+        if !is_marked || is_whole || Instant::now() >= deadline {
             return Ok(log);
         }
         sleep(READ_PAUSE).await;
     }
-}
-
-/// Returns true if a log contains [`LAST_VARIABLE`], and so the whole environment.
-fn has_last_variable(log: &str) -> bool {
-    log.lines().any(|line| {
-        line.split_once('=')
-            .is_some_and(|(name, _)| name == LAST_VARIABLE)
-    })
 }

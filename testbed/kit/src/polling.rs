@@ -10,10 +10,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// The pause between two looks that may each send requests to a real cluster.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Evaluates `condition` until it is true.
-///
-/// # Errors
-/// It is not true within `deadline`; `failure` says so.
+/// Evaluates `condition` until it is true; `failure` is the error after `deadline`.
 pub async fn until<F: Future<Output = bool>>(
     deadline: Duration,
     failure: impl Into<String>,

@@ -20,10 +20,7 @@ pub struct ProcessUsage {
 }
 
 impl ProcessUsage {
-    /// The resources of a process.
-    ///
-    /// # Errors
-    /// The process has ended, or belongs to another user.
+    /// The resources of a process that runs, of the same user.
     pub fn of(pid: u32) -> Result<Self> {
         let process = Path::new("/proc").join(pid.to_string());
         let read = || format!("cannot read {}", process.display());

@@ -10,7 +10,6 @@ use std::pin::Pin;
 
 use anyhow::{Context, Result};
 use futures::{Stream, StreamExt, stream};
-use hyper_util::rt::TokioIo;
 use proto::kubelet::deviceplugin::device_plugin_server::{DevicePlugin, DevicePluginServer};
 use proto::kubelet::deviceplugin::registration_client::RegistrationClient;
 use proto::kubelet::deviceplugin::{
@@ -19,14 +18,15 @@ use proto::kubelet::deviceplugin::{
     PreferredAllocationResponse, RegisterRequest,
 };
 use proto::kubelet::{DEVICE_PLUGIN_VERSION, HEALTHY};
-use tokio::net::{UnixListener, UnixStream};
+use tokio::net::UnixListener;
 use tokio_stream::wrappers::UnixListenerStream;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::AbortOnDropHandle;
-use tonic::transport::{Endpoint, Server};
+use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
-use crate::invariants::VISIBLE_DEVICES;
+use crate::kubelet::nvidia_runtime::VISIBLE_DEVICES;
+use crate::kubelet::socket;
 
 /// The resource that NVIDIA's plugin serves.
 pub const NVIDIA_GPU: &str = "nvidia.com/gpu";
@@ -69,28 +69,19 @@ impl VendorPlugin {
     }
 }
 
-/// Registers the plugin's resource with kubelet.
 async fn register(plugin_dir: &Path, resource: &str) -> Result<()> {
-    let kubelet = plugin_dir.join("kubelet.sock");
-    let connector = tower::service_fn(move |_| {
-        let kubelet = kubelet.clone();
-        async move { UnixStream::connect(kubelet).await.map(TokioIo::new) }
-    });
-    let channel = Endpoint::from_static("http://localhost")
-        .connect_with_connector(connector)
-        .await
-        .context("no kubelet answers")?;
+    let kubelet = socket::dial(&plugin_dir.join("kubelet.sock")).await;
+    let channel = kubelet.context("no kubelet answers")?;
     let request = RegisterRequest {
         version: DEVICE_PLUGIN_VERSION.to_owned(),
         endpoint: socket_name(resource),
         resource_name: resource.to_owned(),
         options: Some(DevicePluginOptions::default()),
     };
-    RegistrationClient::new(channel)
-        .register(request)
-        .await
-        .with_context(|| format!("kubelet refuses {resource}"))?;
-    Ok(())
+    let registered = RegistrationClient::new(channel).register(request).await;
+    registered
+        .map(drop)
+        .with_context(|| format!("kubelet refuses {resource}"))
 }
 
 fn socket_name(resource: &str) -> String {
@@ -116,14 +107,15 @@ impl DevicePlugin for WholeGpus {
 
     /// Lists all GPUs once as healthy; the stream stays open until the plugin ends.
     async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
-        let device = |uuid: &String| Device {
-            id: uuid.clone(),
-            health: HEALTHY.to_owned(),
-            topology: None,
-        };
-        let list = ListAndWatchResponse {
-            devices: self.uuids.iter().map(device).collect(),
-        };
+        let mut devices = Vec::new();
+        for uuid in &self.uuids {
+            devices.push(Device {
+                id: uuid.clone(),
+                health: HEALTHY.to_owned(),
+                topology: None,
+            });
+        }
+        let list = ListAndWatchResponse { devices };
         let lasting = stream::once(async { Ok(list) })
             .chain(stream::pending())
             .take_until(self.ended.clone().cancelled_owned());

@@ -76,10 +76,9 @@ impl InventoryFile {
 /// A hook that has each running container use memory: that which its program reports where containers run `gpu-probe`, else a
 /// part of the memory that its pod holds.
 pub(super) fn memory_use(api: ApiObjects, inventory: Arc<InventoryFile>, has_probe: bool) -> ContainersHook {
-    ContainersHook::new(move |containers| {
-        let running: Vec<&RuntimeContainer> = containers
-            .filter(|container| matches!(container.state, RunState::Running { .. }))
-            .collect();
+    Arc::new(move |containers| {
+        let mut running = containers.to_vec();
+        running.retain(|container| matches!(container.state, RunState::Running { .. }));
         let processes = if has_probe {
             probes(&running)
         } else {

@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 use super::NodeKind;
 use crate::kubelet::nvidia_runtime::{NvidiaRuntime, RuntimeMode};
-use crate::kubelet::{Delays, ProbeProgram, RefreshDelay, RuntimeConfig, StartHook};
+use crate::kubelet::{Delays, ProbeProgram, RuntimeConfig, StartHook};
 
 /// The longest delay until the container runtime of [`NodeSetup::of_kind`] reads changed CDI specs, several
 /// times the delay that was measured.
@@ -173,9 +173,7 @@ impl NodeSetup {
     pub fn of_kind(kind: NodeKind, name: &str, mib_of_gpus: &[u64]) -> Self {
         Self {
             container_runtime: RuntimeConfig {
-                refresh: RefreshDelay {
-                    longest: SPECS_REFRESH,
-                },
+                refresh: SPECS_REFRESH,
                 ..kind.container_runtime()
             },
             driver: kind.driver(),

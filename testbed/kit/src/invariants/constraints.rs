@@ -34,11 +34,9 @@ struct HintDemands {
     required_topology_scope: String,
 }
 
-/// The demands of a pod's annotations.
 #[derive(Debug, Default)]
 pub(super) struct PodDemands {
     joint: Joint,
-    /// By device type.
     hints: BTreeMap<String, HintDemands>,
 }
 
@@ -128,13 +126,11 @@ impl<'a> BoundPod<'a> {
         })
     }
 
-    /// The node's devices of a type.
     fn devices(&self, kind: &str) -> impl Iterator<Item = &'a DeviceInfo> {
         let devices = self.device.spec.devices.iter();
         devices.filter(move |info| info.device_type == kind)
     }
 
-    /// The minors of the pod's devices of a type.
     fn minors(&self, kind: &str) -> BTreeSet<i32> {
         let held = self.record.get(kind).into_iter().flatten();
         held.map(|one| one.minor).collect()
@@ -242,8 +238,7 @@ fn wrong_virtual_function(
     }
 }
 
-/// Returns a sentence for each virtual function that two pods of a node hold, and for each pair of pods of which one has its
-/// devices, or their PCIe switches, for itself and the other holds a device there.
+/// Returns a sentence for each virtual function that two pods of a node hold, and for each pod that holds what another excludes.
 pub(super) fn clashes(device: &Device, pods: &[(&str, &Pod)]) -> Vec<String> {
     let mut bound: Vec<(&str, BoundPod<'_>)> = Vec::new();
     for (name, pod) in pods {

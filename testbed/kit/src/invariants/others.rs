@@ -25,7 +25,6 @@ struct DeviceAmount {
     pods: Vec<String>,
 }
 
-/// The amounts of devices other than GPUs.
 #[derive(Clone, Debug, Default)]
 pub(super) struct OtherDevices {
     amounts: BTreeMap<AmountKey, DeviceAmount>,

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 
+use anyhow::{Result, bail};
 use k8s_openapi::api::core::v1::{Container, Node, Pod, PodSpec};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
@@ -26,18 +27,10 @@ pub struct ResourceAmounts {
     non_zero_requested: [i128; 2],
 }
 
-/// The error of a quantity that does not parse.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{resource} is {value:?}, which is not a quantity")]
-pub struct AmountError {
-    resource: String,
-    value: String,
-}
-
 impl ResourceAmounts {
     /// The requests of a pod: the sum of its containers and sidecars, or the largest init container if that is more, or the
     /// pod's own requests in their place, plus its overhead.
-    pub fn of_pod(pod: &Pod) -> Result<Self, AmountError> {
+    pub fn of_pod(pod: &Pod) -> Result<Self> {
         let mut total = match &pod.spec {
             Some(spec) => of_spec(spec)?,
             None => Self::default(),
@@ -57,15 +50,13 @@ impl ResourceAmounts {
     pub(crate) fn of_texts<'a>(texts: impl IntoIterator<Item = (&'a String, &'a str)>) -> Self {
         let mut amounts = Self::default();
         for (name, text) in texts {
-            let amount = thousandths(name, text).ok();
-            amounts
-                .amounts
-                .extend(amount.map(|amount| (name.clone(), amount)));
+            if let Ok(amount) = thousandths(name, text) {
+                amounts.amounts.insert(name.clone(), amount);
+            }
         }
         amounts.rounded()
     }
 
-    /// Thousandths by resource name.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, i128)> {
         self.amounts.iter().map(|(name, amount)| (name.as_str(), *amount))
     }
@@ -105,7 +96,6 @@ impl ResourceAmounts {
         self.combine(other, |own, amount| own - amount);
     }
 
-    /// Raises each amount to that of `other` if that is larger.
     fn raise_to(&mut self, other: &Self) {
         self.combine(other, i128::max);
     }
@@ -123,8 +113,7 @@ impl ResourceAmounts {
         }
     }
 
-    /// Returns kube-scheduler's message for each resource of which the node has too little left, and true if
-    /// even the empty node has too little.
+    /// A message for each resource of which the node has too little left, and true if even the empty node has too little.
     pub(super) fn shortages(&self, allocatable: &Self, used: &Self) -> (Vec<String>, bool) {
         let (mut reasons, mut is_unresolvable) = (Vec::new(), false);
         for (name, amount) in &self.amounts {
@@ -143,15 +132,11 @@ impl ResourceAmounts {
         (reasons, is_unresolvable)
     }
 
-    /// The score of a node for this pod: `NodeResourcesFit` and `NodeResourcesBalancedAllocation`, each with its default weight
-    /// of 1.
+    /// The score of a node for this pod by both plugins, each with its default weight of 1.
     pub(super) fn score(&self, allocatable: &Self, used: &Self) -> i64 {
-        self.least_allocated(allocatable, used) + self.balanced_allocation(allocatable, used)
-    }
-
-    /// The score from 0 to 100 (`LeastAllocated`): the share of a node's CPU and memory that this pod would leave free.
-    fn least_allocated(&self, allocatable: &Self, used: &Self) -> i64 {
-        self.mean_score(allocatable, used, |total, asked| (total - asked).max(0))
+        // LeastAllocated: from 0 to 100, the share of the node's CPU and memory that this pod would leave free.
+        let least_allocated = self.mean_score(allocatable, used, |total, asked| (total - asked).max(0));
+        least_allocated + self.balanced_allocation(allocatable, used)
     }
 
     /// The score from 0 to 100 (`MostAllocated`): the share of the CPU and memory of several nodes that is used with these pods.
@@ -159,8 +144,7 @@ impl ResourceAmounts {
         self.mean_score(allocatable, used, |total, asked| asked.min(total))
     }
 
-    /// The mean score of CPU and memory, each in hundredths of its total: `part` returns the amount that scores, from the total
-    /// and the amount that is used with this pod.
+    /// The mean score of CPU and memory: `part` returns the amount that scores, from the total and the use with this pod.
     fn mean_score(&self, allocatable: &Self, used: &Self, part: fn(i128, i128) -> i128) -> i64 {
         let (mut sum, mut n_shares) = (0, 0);
         for (((name, _), used), own) in SCORED
@@ -219,12 +203,10 @@ fn is_hugepages(resource: &str) -> bool {
 }
 
 /// The requests of a pod's spec by the rules of [`ResourceAmounts::of_pod`], before they are rounded.
-fn of_spec(spec: &PodSpec) -> Result<ResourceAmounts, AmountError> {
-    let (mut running, mut sidecars, mut init_peak) = (
-        ResourceAmounts::default(),
-        ResourceAmounts::default(),
-        ResourceAmounts::default(),
-    );
+fn of_spec(spec: &PodSpec) -> Result<ResourceAmounts> {
+    let mut running = ResourceAmounts::default();
+    let mut sidecars = ResourceAmounts::default();
+    let mut init_peak = ResourceAmounts::default();
     for container in spec.init_containers.iter().flatten() {
         let mut amounts = of_container(container)?;
         if container.restart_policy.as_deref() == Some("Always") {
@@ -245,11 +227,11 @@ fn of_spec(spec: &PodSpec) -> Result<ResourceAmounts, AmountError> {
     let pod_level = spec
         .resources
         .iter()
-        .flat_map(|pod_level| pod_level.requests.iter().flatten());
-    let pod_level = parse_amounts(pod_level)?;
+        .filter_map(|pod_level| pod_level.requests.as_ref());
+    let pod_level = parse_amounts(pod_level.flatten())?;
     let own = SCORED.into_iter().zip(pod_level.non_zero_requested);
     for (((name, _), own), total) in own.zip(&mut running.non_zero_requested) {
-        if pod_level.amounts.contains_key(name) {
+        if pod_level.has(name) {
             *total = own;
         }
     }
@@ -263,13 +245,11 @@ fn of_spec(spec: &PodSpec) -> Result<ResourceAmounts, AmountError> {
 }
 
 /// Requests, and limits where nothing is requested, as the API server fills them in.
-fn of_container(container: &Container) -> Result<ResourceAmounts, AmountError> {
-    let resources = container.resources.iter();
-    let limits = resources
-        .clone()
-        .flat_map(|resources| resources.limits.iter().flatten());
-    let requests = resources.flat_map(|resources| resources.requests.iter().flatten());
-    let mut amounts = parse_amounts(limits.chain(requests))?;
+fn of_container(container: &Container) -> Result<ResourceAmounts> {
+    let resources = container.resources.clone().unwrap_or_default();
+    let mut merged = resources.limits.unwrap_or_default();
+    merged.extend(resources.requests.unwrap_or_default());
+    let mut amounts = parse_amounts(&merged)?;
     for ((name, default), non_zero_requested) in SCORED.into_iter().zip(&mut amounts.non_zero_requested) {
         if !amounts.amounts.contains_key(name) {
             *non_zero_requested = default;
@@ -278,12 +258,13 @@ fn of_container(container: &Container) -> Result<ResourceAmounts, AmountError> {
     Ok(amounts)
 }
 
-/// Parses amounts of resources into thousandths; of two amounts of one resource the last counts.
 fn parse_amounts<'a>(
-    quantities: impl Iterator<Item = (&'a String, &'a Quantity)>,
-) -> Result<ResourceAmounts, AmountError> {
-    let parsed = quantities.map(|(name, quantity)| Ok((name.clone(), thousandths(name, &quantity.0)?)));
-    let amounts: BTreeMap<String, i128> = parsed.collect::<Result<_, _>>()?;
+    quantities: impl IntoIterator<Item = (&'a String, &'a Quantity)>,
+) -> Result<ResourceAmounts> {
+    let mut amounts = BTreeMap::new();
+    for (name, quantity) in quantities {
+        amounts.insert(name.clone(), thousandths(name, &quantity.0)?);
+    }
     let non_zero_requested = SCORED.map(|(name, _)| amounts.get(name).copied().unwrap_or(0));
     Ok(ResourceAmounts {
         amounts,
@@ -291,12 +272,11 @@ fn parse_amounts<'a>(
     })
 }
 
-fn thousandths(resource: &str, text: &str) -> Result<i128, AmountError> {
-    let fail = |_| AmountError {
-        resource: resource.to_owned(),
-        value: text.chars().take(64).collect(),
+fn thousandths(resource: &str, text: &str) -> Result<i128> {
+    let Ok(parsed) = text.parse::<proto::quantity::Quantity>() else {
+        let start: String = text.chars().take(64).collect();
+        bail!("{resource} is {start:?}, which is not a quantity");
     };
-    let parsed: proto::quantity::Quantity = text.parse().map_err(fail)?;
     Ok(parsed.thousandths())
 }
 

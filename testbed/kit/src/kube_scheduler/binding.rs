@@ -10,10 +10,11 @@ use k8s_openapi::api::core::v1::{Binding, ObjectReference, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Status};
 use kube::api::{Api, PostParams};
 use kube::{Client, ResourceExt};
+use serde_json::json;
 use tracing::warn;
 
 use super::extender::ExtenderClient;
-use super::report::{namespace, nominate};
+use super::report::{namespace, patch_status};
 
 /// Binds pods; cloned into every binding cycle.
 #[derive(Clone)]
@@ -27,14 +28,17 @@ impl PodBinder {
     pub(super) fn new(client: Client, extenders: &[ExtenderClient]) -> Self {
         Self {
             client,
-            extender: extenders.iter().find(|extender| extender.is_binder()).cloned(),
+            extender: extenders
+                .iter()
+                .find(|extender| !extender.configuration.bind_verb.is_empty())
+                .cloned(),
         }
     }
 
     /// Waits for as long as Permit and `PreBind` delay the binding.
     pub(super) async fn wait(&self, pod: &Pod, node: &str, waits: &Waits) {
         if waits.nominates
-            && let Err(error) = nominate(&self.client, pod, node).await
+            && let Err(error) = patch_status(&self.client, pod, &json!({"nominatedNodeName": node})).await
         {
             warn!(pod = pod.name_any(), %error, "cannot nominate a node for a pod that waits");
         }
@@ -47,8 +51,7 @@ impl PodBinder {
             && extender.is_interested(pod)
         {
             // extendersBinding: there is no second try by the default binder after an error.
-            let bound = extender.bind(namespace(pod), &pod.name_any(), uid, node).await;
-            return bound.map_err(|error| error.to_string());
+            return extender.bind(namespace(pod), &pod.name_any(), uid, node).await;
         }
         let bound = self.bind_directly(pod, uid, node).await;
         bound.map_err(|error| error.to_string())
@@ -85,7 +88,6 @@ pub const VOLUME_WAIT: &str = "testbed/volume-wait-ms";
 /// Annotation: the pod is treated as by a kube-scheduler before 1.35, which nominates no node for pods that wait.
 pub const NO_NOMINATION: &str = "testbed/no-nomination";
 
-/// The delay of a pod's binding.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Waits {
     pub(super) total: Duration,
@@ -131,7 +133,6 @@ impl VolumeClaims {
     }
 }
 
-/// Namespace and name of each volume claim of a pod.
 fn claims(pod: &Pod) -> Vec<(String, String)> {
     let mut claims = Vec::new();
     for volume in pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten()) {
@@ -144,7 +145,7 @@ fn claims(pod: &Pod) -> Vec<(String, String)> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
+    use serde_json::Value;
 
     use super::*;
 

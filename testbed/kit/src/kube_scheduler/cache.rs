@@ -2,14 +2,13 @@
 //!
 //! Pure. A pod counts on its node from the moment it is assumed until it has ended or is gone, or its binding has failed.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Node, Pod};
 
 use super::amounts::ResourceAmounts;
 
-/// One node as the filters see it.
 #[derive(Clone, Debug)]
 pub(super) struct CachedNode {
     pub(super) node: Arc<Node>,
@@ -17,7 +16,6 @@ pub(super) struct CachedNode {
     pub(super) used: ResourceAmounts,
 }
 
-/// A pod that counts on a node, and its amounts.
 #[derive(Debug)]
 struct Holding {
     node: String,
@@ -26,7 +24,6 @@ struct Holding {
     assumed: bool,
 }
 
-/// Nodes by name and the holdings of pods by UID.
 #[derive(Debug, Default)]
 pub(super) struct Cache {
     nodes: BTreeMap<String, CachedNode>,
@@ -64,8 +61,11 @@ impl Cache {
         self.nodes.remove(name).is_some()
     }
 
-    pub(super) fn node_names(&self) -> impl Iterator<Item = &String> {
-        self.nodes.keys()
+    /// Removes all other nodes than these; true if there were any.
+    pub(super) fn retain_nodes(&mut self, names: &BTreeSet<String>) -> bool {
+        let before = self.nodes.len();
+        self.nodes.retain(|name, _| names.contains(name));
+        self.nodes.len() < before
     }
 
     pub(super) fn uids(&self) -> impl Iterator<Item = &String> {
@@ -76,7 +76,6 @@ impl Cache {
         &self.nodes
     }
 
-    /// Counts a pod on a node before it is bound.
     pub(super) fn assume(&mut self, uid: &str, node: &str, pod: &Arc<Pod>, amounts: ResourceAmounts) {
         self.hold(uid, node, pod, amounts, true);
     }

@@ -9,10 +9,12 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _};
 
 use crate::connector::{ClientTlsFiles, Connector};
+use crate::files;
 
 const API_VERSION: &str = "kubescheduler.config.k8s.io/v1";
 const KIND: &str = "KubeSchedulerConfiguration";
@@ -96,7 +98,6 @@ pub struct ExtenderConfiguration {
     /// True if the extender is reached over TLS.
     #[serde(default, rename = "enableHTTPS")]
     pub enable_https: bool,
-    /// Certificates for TLS.
     #[serde(default, rename = "tlsConfig")]
     tls_config: Option<TlsConfiguration>,
     /// The extender's address, if the host name of its URL does not resolve on this machine.
@@ -138,40 +139,6 @@ pub struct ManagedResource {
     ignored_by_scheduler: bool,
 }
 
-/// The error of a configuration that is refused.
-#[derive(Debug, thiserror::Error)]
-pub enum ConfigurationError {
-    /// The file cannot be read.
-    #[error("cannot read {path}")]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The error of the operating system.
-        #[source]
-        source: std::io::Error,
-    },
-    /// The text is no configuration.
-    #[error("not a KubeSchedulerConfiguration")]
-    Parse(#[source] serde_yaml_ng::Error),
-    /// Certificates that cannot be used.
-    #[error("{field}: {problem}")]
-    Certificates {
-        /// The field that names the certificate files.
-        field: String,
-        /// The reason for which the files cannot be used.
-        problem: String,
-    },
-    /// A field breaks a rule that kube-scheduler applies at its start, or needs something that the model leaves out.
-    #[error("{field}: {rule}")]
-    Rule {
-        /// Path of the field, such as `extenders[0].weight`.
-        field: String,
-        /// The rule that the field breaks, with its value.
-        rule: String,
-    },
-}
-
-/// The fields of the file that the model reads.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Document {
@@ -196,16 +163,11 @@ struct Profile {
 
 impl SchedulerConfiguration {
     /// Reads a file.
-    pub fn read(path: &Path) -> Result<Self, ConfigurationError> {
-        let fail = |source| ConfigurationError::Read {
-            path: path.to_owned(),
-            source,
-        };
-        std::fs::read_to_string(path).map_err(fail)?.parse()
+    pub fn read(path: &Path) -> Result<Self> {
+        files::read(path)?.parse()
     }
 
-    /// The same configuration with every extender at an `http://` address: scheme, host, port and TLS are replaced,
-    /// the path stays.
+    /// The same configuration with every extender at an `http://` address, without TLS; the path stays.
     #[must_use]
     pub fn with_extenders_at(mut self, origin: &str) -> Self {
         for extender in &mut self.extenders {
@@ -218,8 +180,7 @@ impl SchedulerConfiguration {
         self
     }
 
-    /// The same configuration with every extender at this address, and with the certificate files of the same
-    /// names in another folder.
+    /// The same configuration with every extender at this address, and with certificate files in another folder.
     #[must_use]
     pub(crate) fn with_tls_extenders_at(mut self, address: SocketAddr, folder: &Path) -> Self {
         for extender in &mut self.extenders {
@@ -233,7 +194,6 @@ impl SchedulerConfiguration {
         self
     }
 
-    /// Adds a resource that every extender manages.
     pub(crate) fn manage(&mut self, resource: &str) {
         for extender in &mut self.extenders {
             extender.managed_resources.push(ManagedResource {
@@ -245,10 +205,10 @@ impl SchedulerConfiguration {
 }
 
 impl FromStr for SchedulerConfiguration {
-    type Err = ConfigurationError;
+    type Err = anyhow::Error;
 
-    fn from_str(text: &str) -> Result<Self, ConfigurationError> {
-        let document: Document = serde_yaml_ng::from_str(text).map_err(ConfigurationError::Parse)?;
+    fn from_str(text: &str) -> Result<Self> {
+        let document: Document = serde_yaml_ng::from_str(text).context("not a KubeSchedulerConfiguration")?;
         document.check()?;
         let (mut schedulers, mut profile_percentage) = (BTreeSet::new(), None);
         for profile in document.profiles {
@@ -274,33 +234,38 @@ impl FromStr for SchedulerConfiguration {
 
 impl Document {
     /// Checks the rules by which kube-scheduler refuses a configuration, and the limits of the model.
-    fn check(&self) -> Result<(), ConfigurationError> {
-        if self.api_version != API_VERSION || self.kind != KIND {
-            let found = format!("is {} {}, not {API_VERSION} {KIND}", self.api_version, self.kind);
-            return Err(rule("apiVersion", found));
-        }
+    fn check(&self) -> Result<()> {
+        let (version, kind) = (&self.api_version, &self.kind);
+        ensure!(
+            version == API_VERSION && kind == KIND,
+            "apiVersion: is {version} {kind}, not {API_VERSION} {KIND}"
+        );
         let mut managed = BTreeSet::new();
         for (idx, extender) in self.extenders.iter().enumerate() {
-            if let Err((field, text)) = extender.check() {
-                return Err(rule(&format!("extenders[{idx}].{field}"), text));
+            if let Err((field, rule)) = extender.check() {
+                bail!("extenders[{idx}].{field}: {rule}");
             }
             for ManagedResource { name, .. } in &extender.managed_resources {
-                if !managed.insert(name) {
-                    let field = format!("extenders[{idx}].managedResources");
-                    return Err(rule(&field, format!("{name} is managed twice")));
-                }
+                let is_new = managed.insert(name);
+                ensure!(
+                    is_new,
+                    "extenders[{idx}].managedResources: {name} is managed twice"
+                );
             }
         }
         // A pod can be bound only once, so kube-scheduler does not start with two binders.
-        if self.extenders.iter().filter(|e| !e.bind_verb.is_empty()).count() > 1 {
-            return Err(rule("extenders", "more than one of them binds".to_owned()));
-        }
+        let n_binders = self
+            .extenders
+            .iter()
+            .filter(|extender| !extender.bind_verb.is_empty())
+            .count();
+        ensure!(n_binders < 2, "extenders: more than one of them binds");
         Ok(())
     }
 }
 
 impl ExtenderConfiguration {
-    pub(super) fn connector(&self) -> Result<Connector, ConfigurationError> {
+    pub(super) fn connector(&self) -> Result<Connector> {
         let connector = match &self.tls_config {
             Some(tls) if self.enable_https => {
                 let files = ClientTlsFiles {
@@ -308,11 +273,7 @@ impl ExtenderConfiguration {
                     certificate: &tls.certificate,
                     key: &tls.key,
                 };
-                let problem = |error| ConfigurationError::Certificates {
-                    field: "tlsConfig".to_owned(),
-                    problem: format!("{error:#}"),
-                };
-                Connector::tls(files).map_err(problem)?
+                Connector::tls(files).map_err(|error| anyhow!("tlsConfig: {error:#}"))?
             }
             _ => Connector::plain(),
         };
@@ -322,43 +283,40 @@ impl ExtenderConfiguration {
         })
     }
 
-    /// Checks the rules of one extender; the error names the field and the broken rule.
+    /// Checks the rules of one extender; the error is the field and the broken rule.
     fn check(&self) -> Result<(), (&'static str, String)> {
         let scheme = if self.enable_https { "https://" } else { "http://" };
         if !self.url_prefix.starts_with(scheme) {
             let text = format!("{:?} does not begin with {scheme}", self.url_prefix);
             return Err(("urlPrefix", text));
         }
-        if self.tls_config.is_some() && !self.enable_https {
-            return Err(("tlsConfig", "has no meaning without enableHTTPS".to_owned()));
-        }
-        if !self.prioritize_verb.is_empty() && self.weight <= 0 {
-            let text = "an extender that prioritizes needs a positive weight";
-            return Err(("weight", text.to_owned()));
-        }
         if let Some(plain) = self.managed_resources.iter().find(|m| !m.name.contains('/')) {
             let text = format!("{:?} is no extended resource", plain.name);
             return Err(("managedResources", text));
         }
         let ignores = self.managed_resources.iter().any(|m| m.ignored_by_scheduler);
-        for (field, is_modelled) in [
-            ("nodeCacheCapable", self.node_cache_capable),
-            ("ignorable", !self.ignorable),
-            ("managedResources", !ignores),
+        let no_weight = "an extender that prioritizes needs a positive weight";
+        let not_modelled = "the model needs nodeCacheCapable, and neither ignorable nor ignoredByScheduler";
+        for (field, is_right, rule) in [
+            (
+                "tlsConfig",
+                self.enable_https || self.tls_config.is_none(),
+                "has no meaning without enableHTTPS",
+            ),
+            (
+                "weight",
+                self.prioritize_verb.is_empty() || self.weight > 0,
+                no_weight,
+            ),
+            ("nodeCacheCapable", self.node_cache_capable, not_modelled),
+            ("ignorable", !self.ignorable, not_modelled),
+            ("managedResources", !ignores, not_modelled),
         ] {
-            if !is_modelled {
-                let text = "the model needs nodeCacheCapable, and neither ignorable nor ignoredByScheduler";
-                return Err((field, text.to_owned()));
+            if !is_right {
+                return Err((field, rule.to_owned()));
             }
         }
         Ok(())
-    }
-}
-
-fn rule(field: &str, rule: String) -> ConfigurationError {
-    ConfigurationError::Rule {
-        field: field.to_owned(),
-        rule,
     }
 }
 

@@ -14,8 +14,8 @@ use tracing::warn;
 use super::amounts::ResourceAmounts;
 use super::binding::VolumeClaims;
 use super::cache::CachedNode;
-use super::diagnosis::{FilterRefusal, SchedulingDiagnosis};
-use super::extender::{ExtenderClient, ExtenderError};
+use super::diagnosis::SchedulingDiagnosis;
+use super::extender::ExtenderClient;
 use super::fit;
 use super::node_affinity::{AffineNodes, affine_nodes};
 use super::report::nominated_node;
@@ -25,10 +25,8 @@ const CONFLICT: &str = "pod affinity terms conflict";
 /// The reason for the refusal of nodes that the pod's required node affinity does not name.
 const NOT_NAMED: &str = "node(s) didn't satisfy plugin(s) [NodeAffinity]";
 
-/// The reason for which a scheduling cycle found no node.
 #[derive(Debug)]
 pub(super) enum CycleFailure {
-    /// No node fits.
     NoFit,
     /// An extender failed, or the request does not parse.
     Error(String),
@@ -61,19 +59,16 @@ impl Ties {
 }
 
 impl Default for Ties {
-    /// The first name.
     fn default() -> Self {
         Self::Ranked(HashMap::new())
     }
 }
 
-/// The state that scheduling cycles share.
 #[derive(Debug)]
 pub(super) struct Cycle {
     pub(super) extenders: Vec<ExtenderClient>,
     pub(super) ties: Ties,
     pub(super) sampling: Sampling,
-    /// The nodes of bound volumes.
     pub(super) claims: VolumeClaims,
 }
 
@@ -86,10 +81,11 @@ impl Cycle {
         nodes: &BTreeMap<String, CachedNode>,
         diagnosis: &mut SchedulingDiagnosis,
     ) -> Result<String, CycleFailure> {
-        let feasible = self.find(pod, request, nodes, diagnosis).await;
-        let (feasible, _) = feasible.map_err(CycleFailure::Error)?;
-        let chosen = self.choose(pod, request, &feasible).await;
-        chosen.ok_or(CycleFailure::NoFit)
+        let found = self.find(pod, request, nodes, diagnosis).await;
+        let (feasible, _) = found.map_err(CycleFailure::Error)?;
+        self.choose(pod, request, &feasible)
+            .await
+            .ok_or(CycleFailure::NoFit)
     }
 
     /// Chooses one of the nodes that fit; `None` if there are none.
@@ -107,8 +103,7 @@ impl Cycle {
         self.select_host(&scores)
     }
 
-    /// Finds nodes that fit a pod (`findNodesThatFitPod`), all of a small cluster, and returns them with the number of nodes that
-    /// were filtered; records in `diagnosis` why others were refused.
+    /// Finds nodes that fit a pod (`findNodesThatFitPod`), and returns them with the number of nodes that were filtered.
     pub(super) async fn find<'n>(
         &mut self,
         pod: &Pod,
@@ -151,13 +146,12 @@ impl Cycle {
         let order = self.sampling.search_order(all.len());
         let order: Vec<_> = order.filter_map(|at| all.get(at).copied()).collect();
         let found = self.filter_nodes(pod, request, order, n_to_find, diagnosis).await;
-        let (feasible, n_seen) = found.map_err(|error| error.to_string())?;
+        let (feasible, n_seen) = found?;
         self.sampling.advance(n_seen, all.len());
         Ok((feasible, n_seen))
     }
 
-    /// Filters nodes until `n_to_find` of them fit, and then asks the extenders; returns the nodes that are left and the number
-    /// of nodes that were filtered. `diagnosis` gets the reasons for which nodes were refused.
+    /// Filters nodes until `n_to_find` of them fit, then asks the extenders; returns as [`Self::find`].
     pub(super) async fn filter_nodes<'n>(
         &self,
         pod: &Pod,
@@ -165,43 +159,26 @@ impl Cycle {
         nodes: impl IntoIterator<Item = (&'n String, &'n CachedNode)>,
         n_to_find: usize,
         diagnosis: &mut SchedulingDiagnosis,
-    ) -> Result<(FeasibleNodes<'n>, usize), ExtenderError> {
+    ) -> Result<(FeasibleNodes<'n>, usize), String> {
         let mut feasible = FeasibleNodes::new();
         let mut n_seen = 0;
+        // One node after the other, as kube-scheduler does on one processor.
         for (name, view) in nodes {
             if feasible.len() >= n_to_find {
                 break;
             }
             n_seen += 1;
-            self.filter_node(pod, request, name, view, &mut feasible, diagnosis);
+            if let Some(refusal) = fit::refusal(pod, request, view) {
+                diagnosis.refusals.insert(name.clone(), refusal);
+            } else if self.claims.is_bound_elsewhere(pod, name) {
+                // No victim can move a volume to another node.
+                diagnosis.exclude(name, "node(s) had volume node affinity conflict");
+            } else {
+                feasible.push((name, view));
+            }
         }
         self.ask_extenders(pod, &mut feasible, diagnosis).await?;
         Ok((feasible, n_seen))
-    }
-
-    /// Filters one node by kube-scheduler's own plugins.
-    fn filter_node<'n>(
-        &self,
-        pod: &Pod,
-        request: &ResourceAmounts,
-        name: &'n str,
-        view: &'n CachedNode,
-        feasible: &mut FeasibleNodes<'n>,
-        diagnosis: &mut SchedulingDiagnosis,
-    ) {
-        if let Some(refusal) = fit::refusal(pod, request, view) {
-            diagnosis.refusals.insert(name.to_owned(), refusal);
-        } else if self.claims.is_bound_elsewhere(pod, name) {
-            let refusal = FilterRefusal {
-                reasons: vec!["node(s) had volume node affinity conflict".to_owned()],
-                // No victim can move a volume to another node.
-                unresolvable: true,
-                by_extender: false,
-            };
-            diagnosis.refusals.insert(name.to_owned(), refusal);
-        } else {
-            feasible.push((name, view));
-        }
     }
 
     /// Asks each interested extender to filter the feasible nodes, and removes the nodes that it refuses.
@@ -210,9 +187,9 @@ impl Cycle {
         pod: &Pod,
         feasible: &mut FeasibleNodes<'_>,
         diagnosis: &mut SchedulingDiagnosis,
-    ) -> Result<(), ExtenderError> {
+    ) -> Result<(), String> {
         for extender in &self.extenders {
-            if !extender.is_filter() || !extender.is_interested(pod) {
+            if extender.configuration.filter_verb.is_empty() || !extender.is_interested(pod) {
                 continue;
             }
             // An extender is not called with an empty list of nodes.
@@ -220,23 +197,23 @@ impl Cycle {
                 break;
             }
             let answer = extender.filter(pod, &names_of(feasible)).await?;
-            for (node, reason) in &answer.unresolvable {
+            let unresolvable = answer.failed_and_unresolvable_nodes.unwrap_or_default();
+            for (node, reason) in &unresolvable {
                 diagnosis.refuse(node, reason, true);
             }
             // kube-scheduler counts a node in both lists as unresolvable.
-            for (node, reason) in &answer.failed {
-                if !answer.unresolvable.contains_key(node) {
+            for (node, reason) in &answer.failed_nodes.unwrap_or_default() {
+                if !unresolvable.contains_key(node) {
                     diagnosis.refuse(node, reason, false);
                 }
             }
             // The next extender gets only the nodes that this one let through, in the order of its answer.
             let known: HashMap<&str, &CachedNode> = feasible.drain(..).collect();
-            let passed = answer.passed.iter();
-            feasible.extend(passed.filter_map(|name| {
-                known
-                    .get_key_value(name.as_str())
-                    .map(|(name, view)| (*name, *view))
-            }));
+            for passed in answer.node_names.iter().flatten() {
+                if let Some((name, view)) = known.get_key_value(passed.as_str()) {
+                    feasible.push((name, view));
+                }
+            }
         }
         Ok(())
     }
@@ -253,7 +230,8 @@ impl Cycle {
             scores.push((*name, request.score(&view.allocatable, &view.used)));
         }
         for extender in &self.extenders {
-            if !extender.is_prioritizer() || !extender.is_interested(pod) || feasible.is_empty() {
+            let is_asked = !extender.configuration.prioritize_verb.is_empty() && extender.is_interested(pod);
+            if !is_asked || feasible.is_empty() {
                 continue;
             }
             match extender.prioritize(pod, &names_of(feasible)).await {

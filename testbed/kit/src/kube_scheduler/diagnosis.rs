@@ -34,8 +34,7 @@ impl SchedulingDiagnosis {
             .collect()
     }
 
-    /// Returns true if an extender refused a node. kube-scheduler then retries the pod after any event, also
-    /// after one of the pod itself.
+    /// Returns true if an extender refused a node; kube-scheduler then retries the pod after any event, also of the pod itself.
     pub fn is_by_extender(&self) -> bool {
         self.refusals.values().any(|refusal| refusal.by_extender)
     }
@@ -61,7 +60,7 @@ impl SchedulingDiagnosis {
         no_fit_message(self.n_nodes, counts, self.preemption_candidates().len())
     }
 
-    /// Refuses a node on which no filter has looked.
+    /// Refuses a node on which evictions cannot help.
     pub(super) fn exclude(&mut self, node: &str, reason: &str) {
         let refusal = FilterRefusal {
             reasons: vec![reason.to_owned()],

@@ -18,14 +18,10 @@ const UNSCHEDULABLE_TAINT: &str = "node.kubernetes.io/unschedulable";
 
 /// The reasons of kube-scheduler's own filters why a node cannot take a pod; `None` if it can.
 pub(super) fn refusal(pod: &Pod, request: &ResourceAmounts, view: &CachedNode) -> Option<FilterRefusal> {
-    if let Some(reason) = repulsion(pod, &view.node) {
-        return Some(FilterRefusal {
-            reasons: vec![reason],
-            unresolvable: true,
-            by_extender: false,
-        });
-    }
-    let (reasons, unresolvable) = request.shortages(&view.allocatable, &view.used);
+    let (reasons, unresolvable) = match repulsion(pod, &view.node) {
+        Some(reason) => (vec![reason.to_owned()], true),
+        None => request.shortages(&view.allocatable, &view.used),
+    };
     (!reasons.is_empty()).then_some(FilterRefusal {
         reasons,
         unresolvable,
@@ -39,19 +35,18 @@ pub fn repels(pod: &Pod, node: &Node) -> bool {
 }
 
 /// The reason for which a pod cannot go to a node: it is cordoned, not the named one, tainted or not selected. `None` if it can.
-fn repulsion(pod: &Pod, node: &Node) -> Option<String> {
-    let reason = if is_cordoned(node) && !tolerates_cordon(pod) {
-        "node(s) were unschedulable"
+fn repulsion(pod: &Pod, node: &Node) -> Option<&'static str> {
+    if is_cordoned(node) && !tolerates_cordon(pod) {
+        Some("node(s) were unschedulable")
     } else if node_of(pod).is_some_and(|name| name != node.name_any()) {
-        "node(s) didn't match the requested node name"
+        Some("node(s) didn't match the requested node name")
     } else if has_untolerated_taint(pod, node) {
-        "node(s) had untolerated taint(s)"
+        Some("node(s) had untolerated taint(s)")
     } else if selects(pod, node) {
-        return None;
+        None
     } else {
-        "node(s) didn't match Pod's node affinity/selector"
-    };
-    Some(reason.to_owned())
+        Some("node(s) didn't match Pod's node affinity/selector")
+    }
 }
 
 fn is_cordoned(node: &Node) -> bool {
@@ -62,10 +57,9 @@ fn is_cordoned(node: &Node) -> bool {
 
 /// Returns true if a pod tolerates the taint of cordoned nodes.
 fn tolerates_cordon(pod: &Pod) -> bool {
-    let effect = "NoSchedule".to_owned();
     let taint = Taint {
         key: UNSCHEDULABLE_TAINT.to_owned(),
-        effect,
+        effect: "NoSchedule".to_owned(),
         ..Taint::default()
     };
     tolerations(pod).any(|toleration| tolerates(toleration, &taint))

@@ -92,14 +92,14 @@ impl SchedulerElector {
 
     /// Tries to get or renew the Lease within the renew deadline; returns true if this process holds it now.
     async fn try_acquire_or_renew(&mut self) -> bool {
-        timeout(self.settings.renew_deadline, self.attempt())
-            .await
-            .is_ok_and(|result| {
-                result.unwrap_or_else(|error| {
-                    debug!(%error, "the Lease cannot be read or written");
-                    false
-                })
-            })
+        match timeout(self.settings.renew_deadline, self.attempt()).await {
+            Ok(Ok(is_held)) => is_held,
+            Ok(Err(error)) => {
+                debug!(%error, "the Lease cannot be read or written");
+                false
+            }
+            Err(_) => false,
+        }
     }
 
     /// Reads the Lease, and writes it if there is none, if this process holds it or if it has expired.
@@ -109,16 +109,11 @@ impl SchedulerElector {
                 name: Some(self.settings.resource_name.clone()),
                 ..ObjectMeta::default()
             };
-            let created = self
-                .api
-                .create(
-                    &PostParams::default(),
-                    &Lease {
-                        metadata,
-                        spec: Some(self.lease_spec(None)),
-                    },
-                )
-                .await?;
+            let lease = Lease {
+                metadata,
+                spec: Some(self.lease_spec(None)),
+            };
+            let created = self.api.create(&PostParams::default(), &lease).await?;
             self.observe(created);
             return Ok(true);
         };
@@ -127,10 +122,8 @@ impl SchedulerElector {
         let holder = before.holder_identity.as_deref().unwrap_or_default();
         // isLeaseValid takes the duration that the holder wrote, which may have another configuration.
         let seconds = u64::try_from(before.lease_duration_seconds.unwrap_or(0)).unwrap_or(0);
-        let is_valid = self
-            .observed
-            .as_ref()
-            .is_some_and(|(_, since)| since.elapsed() < Duration::from_secs(seconds));
+        let observed = self.observed.as_ref();
+        let is_valid = observed.is_some_and(|(_, since)| since.elapsed() < Duration::from_secs(seconds));
         if !holder.is_empty() && holder != self.identity && is_valid {
             return Ok(false);
         }
@@ -194,9 +187,6 @@ pub struct KubeSchedulerArgs {
 }
 
 /// Runs until `stop` completes, and then gives the Lease up; the result is always true, for success.
-///
-/// # Errors
-/// A file is unreadable or malformed.
 pub async fn run(args: KubeSchedulerArgs, stop: impl Future<Output = ()>) -> Result<bool> {
     let configuration = SchedulerConfiguration::read(&args.config)?;
     let client = client_of(&args.kubeconfig).await?;
@@ -208,13 +198,12 @@ pub async fn run(args: KubeSchedulerArgs, stop: impl Future<Output = ()>) -> Res
     };
     loop {
         let mut elector = SchedulerElector::new(client.clone(), election.clone(), &args.host_name);
-        let is_asked_to_end = tokio::select! {
-            result = lead(&mut elector, &client, &configuration) => result.map(|()| false)?,
-            () = &mut stop => true,
-        };
-        if is_asked_to_end {
-            elector.release().await;
-            return Ok(true);
+        tokio::select! {
+            result = lead(&mut elector, &client, &configuration) => result?,
+            () = &mut stop => {
+                elector.release().await;
+                return Ok(true);
+            }
         }
     }
 }
@@ -226,7 +215,7 @@ async fn lead(
     configuration: &SchedulerConfiguration,
 ) -> Result<()> {
     elector.acquire().await;
-    let running = Loop::new(client.clone(), configuration, Options::default())?;
+    let running = Loop::new(client, configuration, Options::default())?;
     tokio::select! {
         () = running.run() => {}
         () = elector.renew() => {}

@@ -2,6 +2,7 @@
 //!
 //! Terms that the API server refuses, such as a label value that is too long, are not checked for.
 
+use std::cmp::Ordering;
 use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::{Node, NodeSelectorRequirement, NodeSelectorTerm, Pod};
@@ -13,7 +14,6 @@ const NAME_FIELD: &str = "metadata.name";
 /// The nodes to which the required node affinity of a pod limits the search, before any node is filtered (`PreFilter`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum AffineNodes {
-    /// All nodes.
     All,
     /// These nodes, as far as they exist.
     Named(BTreeSet<String>),
@@ -71,44 +71,31 @@ fn required_terms(pod: &Pod) -> Option<&[NodeSelectorTerm]> {
 fn matches_term(term: &NodeSelectorTerm, node: &Node) -> bool {
     let labels = term.match_expressions.as_deref().unwrap_or_default();
     let fields = term.match_fields.as_deref().unwrap_or_default();
-    let is_empty = labels.is_empty() && fields.is_empty();
-    !is_empty
-        && labels
-            .iter()
-            .all(|test| is_readable(test) && matches_labels(test, node))
+    (!labels.is_empty() || !fields.is_empty())
+        && labels.iter().all(|test| matches_label(test, node))
         && fields.iter().all(|test| matches_name(test, node))
 }
 
-/// Returns true if the number of the values suits the operator, and for `Gt` and `Lt` the value is an integer
+/// Returns true if a requirement on a label holds. One whose number of values does not suit the operator cannot be read
 /// (`labels.NewRequirement`).
-fn is_readable(requirement: &NodeSelectorRequirement) -> bool {
+fn matches_label(requirement: &NodeSelectorRequirement, node: &Node) -> bool {
+    let label = node.labels().get(&requirement.key);
     let values = requirement.values.as_deref().unwrap_or_default();
-    match requirement.operator.as_str() {
-        "In" | "NotIn" => !values.is_empty(),
-        "Exists" | "DoesNotExist" => values.is_empty(),
-        "Gt" | "Lt" => matches!(values, [bound] if bound.parse::<i64>().is_ok()),
+    match (requirement.operator.as_str(), values) {
+        ("In", [_, ..]) => label.is_some_and(|label| values.contains(label)),
+        ("NotIn", [_, ..]) => label.is_none_or(|label| !values.contains(label)),
+        ("Exists", []) => label.is_some(),
+        ("DoesNotExist", []) => label.is_none(),
+        ("Gt", [bound]) => compare(label, bound).is_some_and(Ordering::is_gt),
+        ("Lt", [bound]) => compare(label, bound).is_some_and(Ordering::is_lt),
         _ => false,
     }
 }
 
-/// Returns true if a requirement on a label holds.
-fn matches_labels(requirement: &NodeSelectorRequirement, node: &Node) -> bool {
-    let label = node.labels().get(&requirement.key);
-    let values = requirement.values.as_deref().unwrap_or_default();
-    // `None` if the label or the value is no whole number, so that neither comparison holds.
-    let order = || {
-        let (label, bound) = (label?.parse::<i64>().ok()?, values.first()?.parse::<i64>().ok()?);
-        Some(label.cmp(&bound))
-    };
-    match requirement.operator.as_str() {
-        "In" => label.is_some_and(|label| values.contains(label)),
-        "NotIn" => label.is_none_or(|label| !values.contains(label)),
-        "Exists" => label.is_some(),
-        "DoesNotExist" => label.is_none(),
-        "Gt" => order().is_some_and(std::cmp::Ordering::is_gt),
-        "Lt" => order().is_some_and(std::cmp::Ordering::is_lt),
-        _ => false,
-    }
+/// Compares two whole numbers; `None` if one of them is none.
+fn compare(label: Option<&String>, bound: &str) -> Option<Ordering> {
+    let (label, bound) = (label?.parse::<i64>().ok()?, bound.parse::<i64>().ok()?);
+    Some(label.cmp(&bound))
 }
 
 /// Returns true if a requirement on the node's name holds; one on another field compares with the empty text.
@@ -118,10 +105,8 @@ fn matches_name(requirement: &NodeSelectorRequirement, node: &Node) -> bool {
     } else {
         String::new()
     };
-    match (
-        requirement.operator.as_str(),
-        requirement.values.as_deref().unwrap_or_default(),
-    ) {
+    let values = requirement.values.as_deref().unwrap_or_default();
+    match (requirement.operator.as_str(), values) {
         ("In", [value]) => *value == name,
         ("NotIn", [value]) => *value != name,
         _ => false,

@@ -75,18 +75,12 @@ impl OfflineScheduler {
         self.cache.release(uid);
     }
 
-    /// One scheduling cycle for a pod, up to the choice of its node.
-    ///
-    /// # Errors
-    /// The request does not parse, or an extender fails.
+    /// One scheduling cycle for a pod, up to the choice of its node. It fails if the request does not parse or an extender fails.
     pub async fn attempt(&mut self, pod: &Pod) -> Result<OfflineAttempt, String> {
         self.search(pod, true).await
     }
 
     /// The nodes that an attempt would choose from.
-    ///
-    /// # Errors
-    /// As for `attempt`.
     pub async fn find(&mut self, pod: &Pod) -> Result<OfflineAttempt, String> {
         self.search(pod, false).await
     }
@@ -111,16 +105,13 @@ impl OfflineScheduler {
     }
 
     /// True if any node of the cluster fits a pod, also one that the next attempt does not look at.
-    ///
-    /// # Errors
-    /// As for `attempt`.
     pub async fn fits_any(&self, pod: &Pod) -> Result<bool, String> {
         let (request, nodes) = (request_of(pod)?, self.cache.nodes());
         let mut diagnosis = SchedulingDiagnosis::default();
         let fitting = self
             .cycle
             .filter_nodes(pod, &request, nodes, nodes.len(), &mut diagnosis);
-        let (feasible, _) = fitting.await.map_err(|error| error.to_string())?;
+        let (feasible, _) = fitting.await?;
         Ok(!feasible.is_empty())
     }
 
@@ -133,9 +124,6 @@ impl OfflineScheduler {
     }
 
     /// The score of a node for a pod by kube-scheduler's own plugins.
-    ///
-    /// # Errors
-    /// The request does not parse.
     pub fn score(&self, pod: &Pod, node: &str) -> Result<i64, String> {
         let request = request_of(pod)?;
         let view = self.cache.nodes().get(node);

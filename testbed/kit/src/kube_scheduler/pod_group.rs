@@ -3,12 +3,8 @@
 //!
 //! As in kube-scheduler 1.36 (`schedule_one_podgroup.go`, `gangscheduling.go`), as far as an extender can see: each cycle
 //! calls the extender for every member that is not bound, in the same order, with the members that it has placed counted,
-//! and for no other pod. A cycle that places too few gives all room back, and all members are tried again after a back-off,
-//! with any event in the cluster.
-//!
-//! For a group with a topology constraint (`TopologyAwareWorkloadScheduling`) a cycle tries all members among the nodes of one
-//! value of the label after the other, which are its placements. The results of the best placement count as they were found:
-//! the extender is not asked again, and not necessarily about the chosen placement last.
+//! and for no other pod. For a group with a topology constraint (`TopologyAwareWorkloadScheduling`) a cycle tries all members
+//! among the nodes of one value of the label after the other, which are its placements.
 //!
 //! It leaves out preemption for whole groups (`WorkloadAwarePreemption`), and that an idle kube-scheduler does not wait out the
 //! back-off of a member that was refused.
@@ -25,8 +21,7 @@ use tokio::time::Instant;
 use super::amounts::ResourceAmounts;
 use super::cycle::CycleFailure;
 use super::diagnosis::SchedulingDiagnosis;
-use super::report::Nomination;
-use super::report::{ReportContent, namespace};
+use super::report::{Nomination, ReportContent, namespace};
 use super::{Loop, SchedulingOutcome};
 
 /// The message of a member that has a place while its group has not enough of them.
@@ -35,7 +30,6 @@ const TOO_FEW: &str = "pod group is unschedulable, waiting for minCount pods fro
 /// The message of a member that has a place while victims of its group have not ended.
 const WAITING: &str = "pod group is unschedulable, pod group is waiting for preemption to complete";
 
-/// A group's namespace and name.
 pub(super) type GroupKey = (String, String);
 
 /// The group that a pod names; `None` for a pod on its own.
@@ -44,30 +38,8 @@ pub(super) fn group_of(pod: &Pod) -> Option<GroupKey> {
     Some((namespace(pod).to_owned(), group.pod_group_name.clone()?))
 }
 
-/// The fields of each group.
 #[derive(Debug, Default)]
-pub(super) struct Groups(BTreeMap<GroupKey, GroupFields>);
-
-/// The fields of a group that its scheduling cycle reads.
-#[derive(Clone, Debug)]
-struct GroupFields {
-    /// The least number of members to bind at once; zero for a group whose policy is `basic`.
-    min_count: usize,
-    /// The label that the nodes of all members share.
-    topology_key: Option<String>,
-}
-
-impl GroupFields {
-    fn of(group: &PodGroup) -> Self {
-        let gang = group.spec.scheduling_policy.gang.as_ref();
-        let constraints = group.spec.scheduling_constraints.as_ref();
-        let topology = constraints.and_then(|constraints| constraints.topology.as_ref()?.first());
-        Self {
-            min_count: gang.map_or(0, |gang| usize::try_from(gang.min_count).unwrap_or_default()),
-            topology_key: topology.map(|topology| topology.key.clone()),
-        }
-    }
-}
+pub(super) struct Groups(BTreeMap<GroupKey, PodGroup>);
 
 impl Groups {
     /// Takes note of a group; returns true if it is new, so that its members may be tried.
@@ -76,7 +48,7 @@ impl Groups {
         match event {
             watcher::Event::Init => self.0.clear(),
             watcher::Event::InitApply(group) | watcher::Event::Apply(group) => {
-                return self.0.insert(key(&group), GroupFields::of(&group)).is_none();
+                return self.0.insert(key(&group), group).is_none();
             }
             watcher::Event::InitDone => {}
             watcher::Event::Delete(group) => drop(self.0.remove(&key(&group))),
@@ -85,20 +57,16 @@ impl Groups {
     }
 }
 
-/// The result of one member in a cycle.
 #[derive(Debug)]
 enum MemberResult {
     /// It fits this node.
     Place(String),
-    /// It will fit this node once its victims have ended.
-    AfterVictims(String, Nomination),
-    /// It fits nowhere.
+    /// It will fit this node, for which it is nominated, once its victims have ended.
+    AfterVictims(String),
     Nowhere(Nomination),
-    /// The attempt at the member failed.
     Error(String),
 }
 
-/// The verdict at the end of a group's cycle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum GroupVerdict {
     /// Members that have a place are bound.
@@ -115,7 +83,7 @@ impl MemberResult {
     /// The node on which the member has, or will have, a place.
     fn node(&self) -> Option<&str> {
         match self {
-            Self::Place(node) | Self::AfterVictims(node, _) => Some(node),
+            Self::Place(node) | Self::AfterVictims(node) => Some(node),
             Self::Nowhere(_) | Self::Error(_) => None,
         }
     }
@@ -133,7 +101,7 @@ fn group_verdict<'a>(
         match member {
             MemberResult::Error(_) => return GroupVerdict::Error,
             MemberResult::Nowhere(_) => continue,
-            MemberResult::AfterVictims(..) => has_victims = true,
+            MemberResult::AfterVictims(_) => has_victims = true,
             MemberResult::Place(_) => {}
         }
         n_placed_now += 1;
@@ -146,7 +114,6 @@ fn group_verdict<'a>(
     }
 }
 
-/// A member of a group in one cycle, with its result.
 struct Member {
     uid: String,
     pod: Arc<Pod>,
@@ -162,10 +129,19 @@ struct GroupPlacement {
     nodes: BTreeSet<String>,
 }
 
-/// The results of all members in one placement.
 struct PlacementResult {
+    placement: GroupPlacement,
     members: Vec<Member>,
     verdict: GroupVerdict,
+}
+
+impl PlacementResult {
+    /// The members that have, or will have, a place.
+    fn placed(&self) -> impl Iterator<Item = &Member> {
+        self.members
+            .iter()
+            .filter(|member| member.result.node().is_some())
+    }
 }
 
 /// The reason for which no member of a group is tried.
@@ -190,18 +166,30 @@ pub(super) async fn schedule_group(scheduling: &mut Loop, group: &GroupKey, popp
     let n_all = placed.len() + unbound.iter().filter(|uid| !is_placed(uid)).count();
     // PreEnqueue of GangScheduling keeps members out of the active queue until the group has its least number of members.
     scheduling.queue.gate(popped, Instant::now());
-    let Some(fields) = scheduling.groups.0.get(group).cloned() else {
+    let Some(spec) = scheduling.groups.0.get(group).map(|group| group.spec.clone()) else {
         return;
     };
-    if n_all < fields.min_count {
+    // A group whose policy is `basic` needs no number of members.
+    let gang = spec.scheduling_policy.gang;
+    let min_count = gang.map_or(0, |gang| usize::try_from(gang.min_count).unwrap_or_default());
+    if n_all < min_count {
         return;
     }
     let pods = scheduling.queue.start_all(&unbound);
-    let placements = match placements(scheduling, fields.topology_key.as_deref(), &placed) {
+    let constraints = spec
+        .scheduling_constraints
+        .and_then(|constraints| constraints.topology);
+    let topology = constraints.iter().flatten().next();
+    let placements = match placements(
+        scheduling,
+        topology.map(|topology| topology.key.as_str()),
+        &placed,
+    ) {
         Ok(placements) => placements,
         Err(reason) => return end_untried(scheduling, pods, &reason),
     };
-    let result = try_placements(scheduling, &pods, placements, (placed.len(), fields.min_count)).await;
+    let result = try_placements(scheduling, &pods, placements, (placed.len(), min_count)).await;
+    let Some(result) = result else { return };
     // Members that were not tried after the error of another one.
     let mut left = unbound;
     left.retain(|uid| !is_placed(uid) && result.members.iter().all(|member| member.uid != *uid));
@@ -213,8 +201,7 @@ pub(super) async fn schedule_group(scheduling: &mut Loop, group: &GroupKey, popp
     }
 }
 
-/// The placements of a group in the order in which they are tried (`TopologyPlacementGenerator`): at random in kube-scheduler,
-/// which ranges over a map. Without a topology constraint it is all nodes.
+/// The placements of a group in the order in which they are tried (`TopologyPlacementGenerator`).
 fn placements(
     scheduling: &mut Loop,
     topology_key: Option<&str>,
@@ -230,10 +217,8 @@ fn placements(
     for (node, pod) in placed {
         let value = value_of(node).filter(|value| required.is_none_or(|other| other == *value));
         let Some(value) = value else {
-            let text = format!(
-                "cannot determine domain for already scheduled pods: pod {}",
-                pod.name_any()
-            );
+            let name = pod.name_any();
+            let text = format!("cannot determine domain for already scheduled pods: pod {name}");
             return Err(NoPlacement::Error(text));
         };
         required = Some(value);
@@ -250,6 +235,7 @@ fn placements(
         let name = value.clone();
         placements.push(GroupPlacement { name, nodes });
     }
+    // In a random order, as kube-scheduler ranges over a map.
     scheduling.cycle.ties.shuffle(&mut placements);
     if placements.is_empty() {
         return Err(NoPlacement::NoNode);
@@ -263,79 +249,67 @@ async fn try_placements(
     pods: &[(String, Arc<Pod>)],
     placements: Vec<GroupPlacement>,
     (n_placed_before, min_count): (usize, usize),
-) -> PlacementResult {
-    let mut first = None;
-    let mut possible: Vec<(GroupPlacement, PlacementResult)> = Vec::new();
+) -> Option<PlacementResult> {
+    let mut results = Vec::new();
     for placement in placements {
-        let result = try_placement(scheduling, pods, &placement, (n_placed_before, min_count)).await;
-        match result.verdict {
-            GroupVerdict::Error => return result,
-            GroupVerdict::Bind | GroupVerdict::AwaitVictims => possible.push((placement, result)),
-            GroupVerdict::TooFew if first.is_none() => first = Some(result),
-            GroupVerdict::TooFew => {}
+        let result = try_placement(scheduling, pods, placement, (n_placed_before, min_count)).await;
+        if result.verdict == GroupVerdict::Error {
+            return Some(result);
         }
+        results.push(result);
     }
-    let best = best_placement(scheduling, &possible, n_placed_before);
-    let mut chosen = possible
-        .into_iter()
-        .filter(|(placement, _)| Some(&placement.name) == best.as_ref());
-    let chosen = chosen.next().map(|(_, result)| result);
-    chosen.or(first).unwrap_or_else(|| PlacementResult {
-        members: Vec::new(),
-        verdict: GroupVerdict::TooFew,
-    })
+    let best = best_placement(scheduling, &results, n_placed_before);
+    // The results of a placement count as they were found: the extender is not asked again about the chosen one.
+    let at = results
+        .iter()
+        .position(|result| Some(&result.placement.name) == best.as_ref());
+    results.into_iter().nth(at.unwrap_or(0))
 }
 
-/// The name of the placement with the best score (`findBestPlacement`): the number of members with a place
-/// (`PodGroupPodsCount`), and the used share of the nodes' CPU and memory (`NodeResourcesFit`), each with a weight of 1.
+/// The name of the placement with the best score (`findBestPlacement`) of those in which the group can be bound.
 fn best_placement(
     scheduling: &mut Loop,
-    possible: &[(GroupPlacement, PlacementResult)],
+    results: &[PlacementResult],
     n_placed_before: usize,
 ) -> Option<String> {
-    let n_placed = |result: &PlacementResult| {
-        let members = result.members.iter();
-        n_placed_before + members.filter(|member| member.result.node().is_some()).count()
-    };
-    let most = possible.iter().map(|(_, result)| n_placed(result)).max()?;
+    let mut possible = Vec::new();
+    for result in results
+        .iter()
+        .filter(|result| result.verdict != GroupVerdict::TooFew)
+    {
+        possible.push((result, n_placed_before + result.placed().count()));
+    }
+    let most = possible.iter().map(|(_, n_placed)| *n_placed).max()?;
     let mut scores = Vec::new();
-    for (placement, result) in possible {
-        let (mut asked, mut allocatable, mut used) =
-            <(ResourceAmounts, ResourceAmounts, ResourceAmounts)>::default();
-        for member in result
-            .members
-            .iter()
-            .filter(|member| member.result.node().is_some())
-        {
+    for (result, n_placed) in possible {
+        let mut asked = ResourceAmounts::default();
+        for member in result.placed() {
             asked.add(&member.request);
         }
-        for view in placement
-            .nodes
-            .iter()
-            .filter_map(|name| scheduling.cache.nodes().get(name))
-        {
-            allocatable.add(&view.allocatable);
-            used.add(&view.used);
+        let (mut allocatable, mut used) = (ResourceAmounts::default(), ResourceAmounts::default());
+        for name in &result.placement.nodes {
+            if let Some(view) = scheduling.cache.nodes().get(name) {
+                allocatable.add(&view.allocatable);
+                used.add(&view.used);
+            }
         }
-        let by_count = i64::try_from(100 * n_placed(result) / most.max(1)).unwrap_or(0);
-        scores.push((
-            placement.name.as_str(),
-            by_count + asked.most_allocated(&allocatable, &used),
-        ));
+        // PodGroupPodsCount and NodeResourcesFit have a weight of 1 each.
+        let by_count = i64::try_from(100 * n_placed / most.max(1)).unwrap_or(0);
+        let score = by_count + asked.most_allocated(&allocatable, &used);
+        scores.push((result.placement.name.as_str(), score));
     }
     scheduling.cycle.select_host(&scores)
 }
 
-/// Tries the members among the nodes of one placement.
 async fn try_placement(
     scheduling: &mut Loop,
     pods: &[(String, Arc<Pod>)],
-    placement: &GroupPlacement,
+    placement: GroupPlacement,
     (n_placed_before, min_count): (usize, usize),
 ) -> PlacementResult {
     let mut members = Vec::new();
     for (uid, pod) in pods {
-        let member = find_place_of_member(scheduling, uid.clone(), Arc::clone(pod), placement).await;
+        let member = find_place_of_member(scheduling, uid.clone(), Arc::clone(pod), &placement).await;
         let is_error = matches!(member.result, MemberResult::Error(_));
         // Assumed for the rest of the placement, so that the next member does not get the same room.
         if let Some(node) = member.result.node() {
@@ -349,11 +323,16 @@ async fn try_placement(
     }
     let results = members.iter().map(|member| &member.result);
     let verdict = group_verdict(results, n_placed_before, min_count);
+    let result = PlacementResult {
+        placement,
+        members,
+        verdict,
+    };
     // All members give back their room. Members that are to be bound are assumed again one by one at the end of the cycle.
-    for member in members.iter().filter(|member| member.result.node().is_some()) {
+    for member in result.placed() {
         scheduling.cache.release(&member.uid);
     }
-    PlacementResult { members, verdict }
+    result
 }
 
 /// Ends the attempt of members that were not tried.
@@ -380,33 +359,30 @@ async fn find_place_of_member(
     placement: &GroupPlacement,
 ) -> Member {
     let mut diagnosis = SchedulingDiagnosis::default();
-    let request = match ResourceAmounts::of_pod(&pod) {
-        Ok(request) => request,
-        Err(error) => {
-            return Member {
-                uid,
-                pod,
-                request: ResourceAmounts::default(),
-                diagnosis,
-                result: MemberResult::Error(error.to_string()),
-            };
+    let request = ResourceAmounts::of_pod(&pod);
+    let placed = match &request {
+        Ok(request) => {
+            let mut nodes = scheduling.nodes_for(&uid, &pod);
+            nodes.retain(|name, _| placement.nodes.contains(name));
+            scheduling
+                .cycle
+                .place(&pod, request, &nodes, &mut diagnosis)
+                .await
         }
+        Err(error) => Err(CycleFailure::Error(error.to_string())),
     };
-    let mut nodes = scheduling.nodes_for(&uid, &pod);
-    nodes.retain(|name, _| placement.nodes.contains(name));
-    let place = scheduling.cycle.place(&pod, &request, &nodes, &mut diagnosis);
-    let result = match place.await {
+    let result = match placed {
         Ok(node) => MemberResult::Place(node),
         Err(CycleFailure::Error(message)) => MemberResult::Error(message),
         Err(CycleFailure::NoFit) => match scheduling.preempt(&uid, &pod, &diagnosis).await {
-            Nomination::Node(node) => MemberResult::AfterVictims(node.clone(), Nomination::Node(node)),
+            Nomination::Node(node) => MemberResult::AfterVictims(node),
             nomination => MemberResult::Nowhere(nomination),
         },
     };
     Member {
         uid,
         pod,
-        request,
+        request: request.unwrap_or_default(),
         diagnosis,
         result,
     }
@@ -435,20 +411,15 @@ fn end_member(scheduling: &mut Loop, member: Member, verdict: GroupVerdict) {
         (GroupVerdict::AwaitVictims, MemberResult::Place(node)) => {
             (WAITING.to_owned(), Nomination::Node(node))
         }
-        (GroupVerdict::AwaitVictims, MemberResult::AfterVictims(_, nomination))
-        | (_, MemberResult::Nowhere(nomination)) => (diagnosis.message(), nomination),
-        (_, MemberResult::Place(_) | MemberResult::AfterVictims(..)) => {
+        (GroupVerdict::AwaitVictims, MemberResult::AfterVictims(node)) => {
+            (diagnosis.message(), Nomination::Node(node))
+        }
+        (_, MemberResult::Nowhere(nomination)) => (diagnosis.message(), nomination),
+        (_, MemberResult::Place(_) | MemberResult::AfterVictims(_)) => {
             (TOO_FEW.to_owned(), Nomination::Clear)
         }
     };
-    match &nomination {
-        Nomination::Node(node) => {
-            let nominated = (node.clone(), Arc::clone(&pod));
-            scheduling.nominated.insert(uid.clone(), nominated);
-        }
-        Nomination::Clear => drop(scheduling.nominated.remove(&uid)),
-        Nomination::Keep => {}
-    }
+    scheduling.nominate(&uid, &pod, &nomination);
     scheduling.queue.retry(&uid, Instant::now());
     scheduling.report(&uid, &pod, ReportContent::Unschedulable(text, nomination));
     scheduling.record(&pod, diagnosis, SchedulingOutcome::NoFit);
@@ -464,7 +435,7 @@ mod tests {
     fn found(members: &str) -> Vec<MemberResult> {
         let one = |sign| match sign {
             '+' => MemberResult::Place("n".to_owned()),
-            'v' => MemberResult::AfterVictims("n".to_owned(), Nomination::Node("n".to_owned())),
+            'v' => MemberResult::AfterVictims("n".to_owned()),
             '-' => MemberResult::Nowhere(Nomination::Keep),
             _ => MemberResult::Error("e".to_owned()),
         };

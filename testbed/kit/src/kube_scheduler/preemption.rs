@@ -12,7 +12,7 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
-use kube::api::{Api, DeleteParams, Patch, PatchParams};
+use kube::api::{Api, DeleteParams};
 use kube::core::{Selector, SelectorExt};
 use kube::{Client, ResourceExt};
 use proto::extender::{MetaPod, MetaVictims};
@@ -24,78 +24,58 @@ use super::cache::CachedNode;
 use super::diagnosis::SchedulingDiagnosis;
 use super::extender::{ExtenderClient, PreemptionVictims};
 use super::fit;
-use super::report::{Nomination, namespace, nominated_node};
+use super::report::{Nomination, namespace, nominated_node, patch_status};
 use crate::pod_fields::condition;
 
 /// Type and reason of the condition of an evicted pod.
 const DISRUPTION_TARGET: &str = "DisruptionTarget";
 const BY_SCHEDULER: &str = "PreemptionByScheduler";
 
-/// The result of an attempt to make room for a pod.
-#[derive(Debug)]
-pub(super) struct PreemptionRound {
-    pub(super) nomination: Nomination,
-    /// The node on which pods are evicted, and the pods to evict.
-    pub(super) evicted: Option<(String, PreemptionVictims)>,
-}
-
-impl PreemptionRound {
-    fn without_victims(nomination: Nomination) -> Self {
-        Self {
-            nomination,
-            evicted: None,
-        }
-    }
-}
-
 /// The nodes, pods, budgets and extenders that a round looks at.
 pub(super) struct PreemptionContext<'a> {
     pub(super) nodes: &'a BTreeMap<String, CachedNode>,
-    /// The pods of each node.
     pub(super) pods: &'a BTreeMap<String, Vec<Arc<Pod>>>,
     pub(super) budgets: &'a [PodDisruptionBudget],
     pub(super) extenders: &'a [ExtenderClient],
 }
 
 impl PreemptionContext<'_> {
-    /// Chooses pods to evict. An error, which kube-scheduler would log, leads to no victims and keeps the nomination.
+    /// Chooses the pods to evict, and their node.
+    ///
+    /// # Errors
+    /// There are no victims: the change of the pod's nomination. An error, which kube-scheduler would log, keeps it.
     pub(super) async fn preempt(
         &self,
         pod: &Pod,
         request: &ResourceAmounts,
         diagnosis: &SchedulingDiagnosis,
-    ) -> PreemptionRound {
+    ) -> Result<(String, PreemptionVictims), Nomination> {
         if !self.is_eligible(pod, diagnosis) {
-            return PreemptionRound::without_victims(Nomination::Keep);
+            return Err(Nomination::Keep);
         }
-        let (mut candidates, mut needs_no_victim) = (BTreeMap::new(), false);
+        let (mut candidates, mut without_victims) = (BTreeMap::new(), Nomination::Clear);
         for node in diagnosis.preemption_candidates() {
             match self.victims_on(node, pod, request) {
                 // kube-scheduler treats a node where the pod fits without any victim as an error.
-                Some(victims) if victims.pods.is_empty() => needs_no_victim = true,
+                Some(victims) if victims.pods.is_empty() => without_victims = Nomination::Keep,
                 Some(victims) => drop(candidates.insert(node.to_owned(), victims)),
                 None => {}
             }
         }
         if candidates.is_empty() {
-            let nomination = if needs_no_victim {
-                Nomination::Keep
-            } else {
-                Nomination::Clear
-            };
-            return PreemptionRound::without_victims(nomination);
+            return Err(without_victims);
         }
         match self.ask_extenders(pod, candidates).await {
-            Ok(candidates) => match pick(candidates) {
-                Some((node, victims)) => PreemptionRound {
-                    nomination: Nomination::Node(node.clone()),
-                    evicted: Some((node, victims)),
-                },
-                None => PreemptionRound::without_victims(Nomination::Keep),
-            },
+            // pickOneNodeForPreemption: the node whose victims cost least.
+            Ok(candidates) => {
+                let cheapest = candidates
+                    .into_iter()
+                    .min_by_key(|(_, victims)| victims_cost(victims));
+                cheapest.ok_or(Nomination::Keep)
+            }
             Err(error) => {
                 debug!(pod = pod.name_any(), error, "preemption failed");
-                PreemptionRound::without_victims(Nomination::Keep)
+                Err(Nomination::Keep)
             }
         }
     }
@@ -103,11 +83,8 @@ impl PreemptionContext<'_> {
     /// `PodEligibleToPreemptOthers`: a pod may not preempt while victims that were evicted for it are still ending on its
     /// nominated node, unless evictions cannot make it fit there.
     fn is_eligible(&self, pod: &Pod, diagnosis: &SchedulingDiagnosis) -> bool {
-        let policy = pod
-            .spec
-            .as_ref()
-            .and_then(|spec| spec.preemption_policy.as_deref());
-        if policy == Some("Never") {
+        let spec = pod.spec.as_ref();
+        if spec.and_then(|spec| spec.preemption_policy.as_deref()) == Some("Never") {
             return false;
         }
         let Some(node) = nominated_node(pod) else {
@@ -123,9 +100,7 @@ impl PreemptionContext<'_> {
     }
 
     /// `SelectVictimsOnNode`: without all less important pods the pod must fit; then as many of them are put back as fit beside
-    /// it.
-    ///
-    /// `None` if no eviction makes the pod fit.
+    /// it. `None` if no eviction makes the pod fit.
     fn victims_on(&self, node: &str, pod: &Pod, request: &ResourceAmounts) -> Option<PreemptionVictims> {
         let mut view = self.nodes.get(node)?.clone();
         let mut less_important = self.pods.get(node).cloned().unwrap_or_default();
@@ -166,11 +141,10 @@ impl PreemptionContext<'_> {
         mut candidates: BTreeMap<String, PreemptionVictims>,
     ) -> Result<BTreeMap<String, PreemptionVictims>, String> {
         for extender in self.extenders {
-            if !extender.is_preemptor() || !extender.is_interested(pod) {
+            if extender.configuration.preempt_verb.is_empty() || !extender.is_interested(pod) {
                 continue;
             }
-            let answer = extender.preempt(pod, &candidates).await;
-            candidates = self.resolve_victims(&answer.map_err(|error| error.to_string())?)?;
+            candidates = self.resolve_victims(&extender.preempt(pod, &candidates).await?)?;
             for (node, victims) in &candidates {
                 if victims.pods.is_empty() {
                     return Err(format!("expected at least one victim pod on node {node:?}"));
@@ -218,32 +192,21 @@ pub(super) async fn evict(client: &Client, victims: &PreemptionVictims) {
         if victim.metadata.deletion_timestamp.is_some() {
             continue;
         }
-        let pods: Api<Pod> = Api::namespaced(client.clone(), namespace(victim));
         let condition = json!({
             "type": DISRUPTION_TARGET, "status": "True", "reason": BY_SCHEDULER,
             "message": "preempting to accommodate a higher priority pod", "lastTransitionTime": Time(Timestamp::now()),
         });
-        let patch = json!({"metadata": {"uid": victim.uid()}, "status": {"conditions": [condition]}});
+        let pods: Api<Pod> = Api::namespaced(client.clone(), namespace(victim));
         let name = victim.name_any();
-        let patched = pods
-            .patch_status(&name, &PatchParams::default(), &Patch::Strategic(patch))
-            .await;
         // The condition comes first: controllers and users see it on the terminating pod.
-        let evicted = match patched {
-            Ok(_) => pods.delete(&name, &DeleteParams::default()).await.map(drop),
+        let evicted = match patch_status(client, victim, &json!({"conditions": [condition]})).await {
+            Ok(()) => pods.delete(&name, &DeleteParams::default()).await.map(drop),
             Err(error) => Err(error),
         };
         if let Err(error) = evicted {
             debug!(pod = name, %error, "a victim is not evicted");
         }
     }
-}
-
-/// `pickOneNodeForPreemption`: the node whose victims cost least.
-fn pick(candidates: BTreeMap<String, PreemptionVictims>) -> Option<(String, PreemptionVictims)> {
-    candidates
-        .into_iter()
-        .min_by_key(|(_, victims)| victims_cost(victims))
 }
 
 /// The cost of a node's victims: violated budgets, highest priority, sum of priorities, number, latest start.

@@ -25,7 +25,6 @@ enum QueuePosition {
     InFlight,
 }
 
-/// A pod without a node.
 #[derive(Debug)]
 struct QueuedPod {
     pod: Arc<Pod>,
@@ -35,7 +34,6 @@ struct QueuedPod {
     is_by_extender: bool,
     /// The order among pods of equal priority: the time of arrival or of the last failure, and a serial number.
     turn: (Instant, u64),
-    /// The turn with which the pod arrived.
     arrival: (Instant, u64),
 }
 
@@ -43,9 +41,8 @@ struct QueuedPod {
 #[derive(Debug)]
 pub(super) struct Queue {
     entries: HashMap<String, QueuedPod>,
-    initial_backoff: Duration,
-    max_backoff: Duration,
-    /// The number of turns that were given out.
+    /// The first and the longest back-off.
+    backoff: (Duration, Duration),
     turns: u64,
 }
 
@@ -53,8 +50,7 @@ impl Queue {
     pub(super) fn new(initial_backoff: Duration, max_backoff: Duration) -> Self {
         Self {
             entries: HashMap::new(),
-            initial_backoff,
-            max_backoff,
+            backoff: (initial_backoff, max_backoff),
             turns: 0,
         }
     }
@@ -63,45 +59,34 @@ impl Queue {
     /// status only wakes a pod that an extender refused.
     pub(super) fn put(&mut self, uid: &str, pod: Arc<Pod>, now: Instant) {
         let turn = self.next_turn(now);
-        let backoff = (self.initial_backoff, self.max_backoff);
-        match self.entries.get_mut(uid) {
-            Some(entry) => {
-                // kube-scheduler ignores changes of status, except of a pod that an extender refused: it cannot know what
-                // the extender looks at, as extenders name no events that they wait for.
-                let changed =
-                    is_changed(&entry.pod, &pod) || (entry.is_by_extender && entry.pod.status != pod.status);
-                entry.pod = pod;
-                if changed {
-                    entry.wake(backoff, now);
-                }
-            }
-            None => {
-                self.entries.insert(
-                    uid.to_owned(),
-                    QueuedPod {
-                        pod,
-                        position: QueuePosition::Active,
-                        attempts: 0,
-                        is_by_extender: false,
-                        turn,
-                        arrival: turn,
-                    },
-                );
-            }
+        let Some(entry) = self.entries.get_mut(uid) else {
+            let entry = QueuedPod {
+                pod,
+                position: QueuePosition::Active,
+                attempts: 0,
+                is_by_extender: false,
+                turn,
+                arrival: turn,
+            };
+            self.entries.insert(uid.to_owned(), entry);
+            return;
+        };
+        // kube-scheduler ignores changes of status, except of a pod that an extender refused: it cannot know what
+        // the extender looks at, as extenders name no events that they wait for.
+        let changed =
+            is_changed(&entry.pod, &pod) || (entry.is_by_extender && entry.pod.status != pod.status);
+        entry.pod = pod;
+        if changed {
+            entry.wake(self.backoff, now);
         }
     }
 
-    pub(super) fn remove(&mut self, uid: &str) -> Option<Arc<Pod>> {
-        self.entries.remove(uid).map(|entry| entry.pod)
+    pub(super) fn remove(&mut self, uid: &str) {
+        self.entries.remove(uid);
     }
 
-    /// The newest known version of a pod.
     pub(super) fn get(&self, uid: &str) -> Option<&Arc<Pod>> {
         self.entries.get(uid).map(|entry| &entry.pod)
-    }
-
-    pub(super) fn uids(&self) -> impl Iterator<Item = &String> {
-        self.entries.keys()
     }
 
     /// The pod to try now: highest priority first, then the one that waits longest.
@@ -167,30 +152,26 @@ impl Queue {
 
     /// Puts a pod back after an error, to be tried again after its back-off without an event.
     pub(super) fn retry(&mut self, uid: &str, now: Instant) {
-        let backoff = (self.initial_backoff, self.max_backoff);
         let turn = self.next_turn(now);
         if let Some(entry) = self.entries.get_mut(uid) {
             entry.position = QueuePosition::Backoff {
-                until: now + entry.backoff(backoff),
+                until: now + entry.backoff(self.backoff),
                 is_error: true,
             };
             entry.turn = turn;
         }
     }
 
-    /// Wakes every waiting pod after an event in the cluster.
     pub(super) fn wake_all(&mut self, now: Instant) {
-        let backoff = (self.initial_backoff, self.max_backoff);
         for entry in self.entries.values_mut() {
-            entry.wake(backoff, now);
+            entry.wake(self.backoff, now);
         }
     }
 
     /// Wakes the pods that an extender refused, after an event that no filter of kube-scheduler itself waits for.
     pub(super) fn wake_refused_by_extenders(&mut self, now: Instant) {
-        let backoff = (self.initial_backoff, self.max_backoff);
         for entry in self.entries.values_mut().filter(|entry| entry.is_by_extender) {
-            entry.wake(backoff, now);
+            entry.wake(self.backoff, now);
         }
     }
 
@@ -205,7 +186,6 @@ impl Queue {
         times.min()
     }
 
-    /// Moves the pods whose wait is over to the active ones.
     fn activate_due(&mut self, now: Instant) {
         for entry in self.entries.values_mut() {
             let is_due = match entry.position {

@@ -1,13 +1,10 @@
 //! The runtime's cache of CDI specs, and the edits that their devices make to a container.
 //!
-//! It models the CDI package 1.1 that containerd and CRI-O use (`tags.cncf.io/container-device-interface`). A
-//! watch reads all specs again after each change of a spec directory. An injection between the change and that
-//! reading gets the earlier content. A new directory is noticed at the next injection or change, and a file
-//! that is moved in from another directory is not noticed at all. A file that does not parse or defines a device
-//! twice is skipped. A device that two files of one directory define is unresolvable, whatever other directories
-//! define; otherwise later directories override earlier ones.
+//! It models the CDI package 1.1 that containerd and CRI-O use (`tags.cncf.io/container-device-interface`). A watch reads all
+//! specs again after each change of a spec directory, and an injection between the change and that reading gets the earlier
+//! content. A file that is moved in from another directory is not noticed.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::OsStr;
 use std::fs::{File, Metadata};
 use std::io::{self, Read};
@@ -54,7 +51,17 @@ pub(crate) struct CdiHook {
 }
 
 impl RecordedEdits {
-    /// Adds the edits of another CDI device.
+    pub(crate) fn node_paths(&self) -> Vec<String> {
+        self.device_nodes.iter().map(|node| node.path.clone()).collect()
+    }
+
+    pub(crate) fn mount_paths(&self) -> Vec<String> {
+        self.mounts
+            .iter()
+            .map(|mount| mount.container_path.clone())
+            .collect()
+    }
+
     fn append(&mut self, other: &Self) {
         self.env.extend(other.env.iter().cloned());
         self.device_nodes.extend(other.device_nodes.iter().cloned());
@@ -96,13 +103,12 @@ impl SpecFileVersion {
         }
     }
 
-    /// Returns true if nothing has replaced or changed the file.
     fn is_unchanged(&self) -> bool {
         std::fs::metadata(&self.path).is_ok_and(|now| Self::of(&self.path, &now) == *self)
     }
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct SpecDevice {
     name: String,
@@ -110,7 +116,6 @@ struct SpecDevice {
     container_edits: RecordedEdits,
 }
 
-/// The error for device names that no spec defines.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unresolvable CDI devices {}", .0.join(", "))]
 pub(crate) struct Unresolvable(pub(crate) Vec<String>);
@@ -140,14 +145,13 @@ fn edits_of_all(devices: &CdiDevices, names: &[String]) -> Result<RecordedEdits,
     Ok(edits)
 }
 
-/// Returns true if the spec file of a cached device has changed, and defines the device differently or not at all.
-///
-/// Opens the file only if it has changed: gpushare's plugin watches for readers of its specs and would take
-/// this for the runtime. A new file that defines the device instead is not noticed.
+/// Returns true if the spec file of a cached device has changed, and defines the device differently or not at all. A new file
+/// that defines the device instead is not noticed.
 fn is_stale(cached: &CdiDevices, name: &str) -> bool {
     let Some((spec, index)) = cached.get(name) else {
         return true;
     };
+    // An unchanged file is not opened: gpushare's plugin watches for readers of its specs and would take this for the runtime.
     if spec.file.is_unchanged() {
         return false;
     }
@@ -157,12 +161,9 @@ fn is_stale(cached: &CdiDevices, name: &str) -> bool {
     let Some(cached_device) = spec.devices.get(*index) else {
         return true;
     };
-    let is_the_same = |device: &SpecDevice| {
-        device.name == cached_device.name && device.container_edits == cached_device.container_edits
-    };
     on_disk.kind != spec.kind
         || on_disk.container_edits != spec.container_edits
-        || !on_disk.devices.iter().any(is_the_same)
+        || !on_disk.devices.contains(cached_device)
 }
 
 /// Reads every spec of these directories, of which the last has the highest priority.
@@ -192,85 +193,49 @@ pub(crate) fn resolve_now(dirs: &[PathBuf], names: &[String]) -> Result<Recorded
     edits_of_all(&read_all(dirs), names)
 }
 
-/// The delay after a change of CDI specs until the runtime reads them again.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RefreshDelay {
-    /// The longest delay. Each delay is a random part of it, by the seed of the `CdiCache`.
-    pub longest: Duration,
-}
-
 /// The cache of one runtime; its watch ends when it is dropped.
 #[derive(Debug)]
 pub(crate) struct CdiCache {
-    shared: Arc<CacheContents>,
+    state: Arc<Mutex<CacheState>>,
     _watching: AbortOnDropHandle<()>,
 }
 
 #[derive(Debug)]
-struct CacheContents {
-    dirs: Vec<PathBuf>,
-    state: Mutex<CacheState>,
-}
-
-#[derive(Debug)]
 struct CacheState {
+    dirs: Vec<PathBuf>,
     devices: CdiDevices,
-    /// The directories that are watched.
-    tracked: BTreeSet<PathBuf>,
-    watches: InotifyWatches,
-}
-
-struct InotifyWatches {
-    inotify: inotify::Watches,
-    dirs: BTreeMap<PathBuf, WatchDescriptor>,
-}
-
-impl std::fmt::Debug for InotifyWatches {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Watches")
-            .field("dirs", &self.dirs.keys())
-            .finish_non_exhaustive()
-    }
+    watches: inotify::Watches,
+    tracked: BTreeMap<PathBuf, WatchDescriptor>,
 }
 
 impl CdiCache {
-    /// The cache of a runtime that starts now, with a watch of the directories that exist.
-    pub(crate) fn start(dirs: Vec<PathBuf>, delay: RefreshDelay, seed: u64) -> io::Result<Self> {
+    /// The cache of a runtime that starts now. Each delay until a changed spec is read is a random part of `longest_delay`.
+    pub(crate) fn start(dirs: Vec<PathBuf>, longest_delay: Duration, seed: u64) -> io::Result<Self> {
         let inotify = Inotify::init()?;
-        let watches = InotifyWatches {
-            inotify: inotify.watches(),
-            dirs: BTreeMap::new(),
-        };
-        let state = Mutex::new(CacheState {
+        let mut state = CacheState {
+            dirs,
             devices: CdiDevices::new(),
-            tracked: BTreeSet::new(),
-            watches,
-        });
-        let shared = Arc::new(CacheContents { dirs, state });
-        {
-            let mut state = shared.state.lock();
-            state.track_new(&shared.dirs);
-            state.devices = read_all(&shared.dirs);
-        }
-        let watching = tokio::spawn(refresh_on_change(
-            Arc::clone(&shared),
-            inotify,
-            delay,
-            dice(seed, &["cdi"]),
-        ));
+            watches: inotify.watches(),
+            tracked: BTreeMap::new(),
+        };
+        // Read after the watches are there, so that no change is missed.
+        state.track_new();
+        state.devices = read_all(&state.dirs);
+        let state = Arc::new(Mutex::new(state));
+        let watching = refresh_on_change(Arc::clone(&state), inotify, longest_delay, dice(seed, &["cdi"]));
         Ok(Self {
-            shared,
-            _watching: AbortOnDropHandle::new(watching),
+            state,
+            _watching: AbortOnDropHandle::new(tokio::spawn(watching)),
         })
     }
 
     /// Returns the cached edits of all `names`, and the `names` whose spec on disk has other edits by now.
     pub(crate) fn inject(&self, names: &[String]) -> Result<(RecordedEdits, Vec<String>), Unresolvable> {
         let cached = {
-            let mut state = self.shared.state.lock();
+            let mut state = self.state.lock();
             // refreshIfRequired: an injection reads the specs itself only if a directory has appeared, else it trusts the watch.
-            if state.track_new(&self.shared.dirs) {
-                state.devices = read_all(&self.shared.dirs);
+            if state.track_new() {
+                state.devices = read_all(&state.dirs);
             }
             state.devices.clone()
         };
@@ -283,38 +248,31 @@ impl CdiCache {
 
 impl CacheState {
     /// Watches the directories that have appeared; returns true if there were any.
-    fn track_new(&mut self, dirs: &[PathBuf]) -> bool {
+    fn track_new(&mut self) -> bool {
+        // As in the CDI package, without MOVED_TO.
         let mask = WatchMask::MODIFY
             | WatchMask::MOVED_FROM
             | WatchMask::DELETE
             | WatchMask::DELETE_SELF
-            | WatchMask::MOVE_SELF;
+            | WatchMask::MOVE_SELF
+            | WatchMask::ONLYDIR;
         let mut has_new = false;
-        for dir in dirs {
-            if !self.tracked.contains(dir)
-                && let Ok(descriptor) = self.watches.inotify.add(dir, mask | WatchMask::ONLYDIR)
+        for dir in &self.dirs {
+            if !self.tracked.contains_key(dir)
+                && let Ok(descriptor) = self.watches.add(dir, mask)
             {
-                self.watches.dirs.insert(dir.clone(), descriptor);
-                self.tracked.insert(dir.clone());
+                self.tracked.insert(dir.clone(), descriptor);
                 has_new = true;
             }
         }
         has_new
     }
-
-    /// Forgets a watched directory that is gone.
-    fn forget(&mut self, descriptor: &WatchDescriptor) {
-        let watches = &mut self.watches.dirs;
-        watches.retain(|_, known| known != descriptor);
-        self.tracked.retain(|dir| watches.contains_key(dir));
-    }
 }
 
-/// Reads all specs again after each change.
 async fn refresh_on_change(
-    shared: Arc<CacheContents>,
+    state: Arc<Mutex<CacheState>>,
     inotify: Inotify,
-    delay: RefreshDelay,
+    longest_delay: Duration,
     mut dice: StdRng,
 ) {
     let Ok(mut events) = inotify.into_event_stream(vec![0; 4096]) else {
@@ -326,15 +284,15 @@ async fn refresh_on_change(
         if event.mask.contains(EventMask::MODIFY) && !is_spec {
             continue;
         }
-        if !delay.longest.is_zero() {
-            tokio::time::sleep(delay.longest.mul_f64(dice.random_range(0.0..1.0))).await;
+        if !longest_delay.is_zero() {
+            tokio::time::sleep(longest_delay.mul_f64(dice.random_range(0.0..1.0))).await;
         }
-        let mut state = shared.state.lock();
+        let mut state = state.lock();
         if event.mask.intersects(EventMask::DELETE_SELF | EventMask::IGNORED) {
-            state.forget(&event.wd);
+            state.tracked.retain(|_, known| *known != event.wd);
         }
-        state.track_new(&shared.dirs);
-        state.devices = read_all(&shared.dirs);
+        state.track_new();
+        state.devices = read_all(&state.dirs);
     }
 }
 

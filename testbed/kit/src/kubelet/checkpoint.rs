@@ -25,7 +25,7 @@ pub(crate) struct CheckpointEntry {
     pub(crate) alloc_resp: ByteString,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 pub(crate) struct CheckpointData {
     pub(crate) pod_device_entries: Vec<CheckpointEntry>,
@@ -47,14 +47,14 @@ pub(crate) fn render(entries: &[&str], registered: &str) -> String {
     )
 }
 
-/// Reads the checkpoint file; `None` if there is none.
-pub(crate) fn read(path: &Path) -> Result<Option<CheckpointData>> {
+/// Reads the checkpoint file; empty if there is none.
+pub(crate) fn read(path: &Path) -> Result<CheckpointData> {
     if !path.exists() {
-        return Ok(None);
+        return Ok(CheckpointData::default());
     }
     let file: File = serde_json::from_str(&files::read(path)?)
         .with_context(|| format!("{} is no checkpoint", path.display()))?;
-    Ok(Some(file.data))
+    Ok(file.data)
 }
 
 #[cfg(test)]

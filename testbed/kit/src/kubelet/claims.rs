@@ -33,47 +33,47 @@ impl PreparedClaims {
         claims.insert((namespace.to_owned(), name.to_owned()), devices);
     }
 
-    /// The claims that a container uses, with their devices. As in kubelet, the list is empty if one of the
-    /// claims is not prepared.
+    /// The claims that a container uses, with their devices.
     pub(crate) fn of(&self, pod: &KubeletPod, container: &ContainerSpec) -> Vec<DynamicResource> {
         let claims = self.0.lock();
-        let used = pod
-            .claims
-            .iter()
-            .filter(|(alias, _)| container.claims.contains(alias));
-        let resource = |(_, name): (&String, &String)| {
-            let devices = claims.get(&(pod.namespace.clone(), name.clone()))?;
-            Some(DynamicResource {
+        let mut resources = Vec::new();
+        for (alias, name) in &pod.claims {
+            if !container.claims.contains(alias) {
+                continue;
+            }
+            // As in kubelet, the list is empty if one of the claims is not prepared.
+            let Some(devices) = claims.get(&(pod.namespace.clone(), name.clone())) else {
+                return Vec::new();
+            };
+            resources.push(DynamicResource {
                 claim_name: name.clone(),
                 claim_namespace: pod.namespace.clone(),
                 claim_resources: claim_resources(devices),
-            })
-        };
-        used.map(resource).collect::<Option<_>>().unwrap_or_default()
+            });
+        }
+        resources
     }
 }
 
-/// The entries of a claim's devices. As in kubelet, each entry of a driver repeats the CDI devices of the
-/// driver's earlier entries.
+/// The entries of a claim's devices.
 fn claim_resources(devices: &[PreparedDevice]) -> Vec<ClaimResource> {
     let mut cdi_by_driver = BTreeMap::<String, Vec<CdiDevice>>::new();
-    let resource = |device: &PreparedDevice| {
+    let mut resources = Vec::new();
+    for device in devices {
+        // As in kubelet, each entry of a driver repeats the CDI devices of the driver's earlier entries.
         let cdi_devices = cdi_by_driver.entry(device.driver.clone()).or_default();
-        cdi_devices.extend(
-            device
-                .cdi_names
-                .iter()
-                .map(|name| CdiDevice { name: name.clone() }),
-        );
-        ClaimResource {
+        for name in &device.cdi_names {
+            cdi_devices.push(CdiDevice { name: name.clone() });
+        }
+        resources.push(ClaimResource {
             cdi_devices: cdi_devices.clone(),
             driver_name: device.driver.clone(),
             pool_name: device.pool.clone(),
             device_name: device.name.clone(),
             share_id: None,
-        }
-    };
-    devices.iter().map(resource).collect()
+        });
+    }
+    resources
 }
 
 #[cfg(test)]

@@ -9,7 +9,6 @@ use std::time::Duration;
 use kube::Client;
 use parking_lot::Mutex;
 
-use super::cdi::RefreshDelay;
 use super::nvidia_runtime::NvidiaRuntime;
 use super::probe_program::ProbeProgram;
 use super::runtime::{ContainersHook, RuntimeContainer};
@@ -48,10 +47,6 @@ pub struct KubeletConfig {
     pub seed: u64,
     /// Deadlines and pauses.
     pub delays: Delays,
-    /// True if pod status lists every device ID (`allocatedResourcesStatus`), as kubelet 1.36 does.
-    ///
-    /// Thousands of memory units per pod make the status huge; turn it off to leave that out of a measurement.
-    pub allocated_resources_status: bool,
     /// True if the container runtime has an NRI socket, whose plugins may adjust a container before it is made.
     pub has_nri: bool,
     /// True if the container runtime creates no container while no NRI plugin is registered.
@@ -69,8 +64,8 @@ pub struct KubeletConfig {
 pub struct RuntimeConfig {
     /// The runtime's treatment of CDI devices.
     pub cdi: CdiSupport,
-    /// The delay after a change of CDI specs until the runtime reads them again.
-    pub refresh: RefreshDelay,
+    /// The longest delay after a change of CDI specs until the runtime reads them again; each is a random part of it.
+    pub refresh: Duration,
     /// NVIDIA's container runtime, if it is installed.
     pub nvidia: Option<NvidiaRuntime>,
     /// The `RuntimeClass` whose pods NVIDIA's runtime handles; `None` for all pods.
@@ -107,10 +102,8 @@ impl MachineGpus {
     /// The UUID of the GPU behind a device node such as `/dev/nvidia0`; `None` if it is no GPU's.
     pub(crate) fn of_device_node(&self, path: &str) -> Option<String> {
         let minor: u32 = path.strip_prefix("/dev/nvidia")?.parse().ok()?;
-        self.all()
-            .into_iter()
-            .find(|(_, own)| *own == minor)
-            .map(|(uuid, _)| uuid)
+        let found = self.all().into_iter().find(|(_, own)| *own == minor)?;
+        Some(found.0)
     }
 }
 
@@ -131,16 +124,14 @@ impl KubeletConfig {
             dir,
             client,
             started: StartHook::default(),
-            containers: ContainersHook::default(),
+            containers: Arc::new(|_| {}),
             log: Arc::new(|_, _, _, _| {}),
             capacity: capacity
-                .into_iter()
                 .map(|(name, amount)| (name.to_owned(), amount.to_owned()))
-                .collect(),
+                .into(),
             labels: BTreeMap::new(),
             seed: 0,
             delays: Delays::default(),
-            allocated_resources_status: true,
             has_nri: false,
             needs_nri: false,
             runtime: RuntimeConfig::default(),
@@ -164,7 +155,6 @@ impl KubeletConfig {
         self.dir.join("pod-resources").join("kubelet.sock")
     }
 
-    /// The socket for plugins of the container runtime.
     pub(crate) fn nri_socket(&self) -> PathBuf {
         self.dir.join("nri.sock")
     }
@@ -205,7 +195,7 @@ impl StartHook {
 
 impl fmt::Debug for StartHook {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "StartHook({})", if self.0.is_some() { "set" } else { "none" })
+        f.write_str("StartHook")
     }
 }
 
@@ -228,29 +218,17 @@ pub struct ContainerStart {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Hold {
     pub(crate) is_held: bool,
-    /// The order in which the pods are admitted after the hold; `None` for that of kubelet.
-    pub(crate) order: Option<BatchOrder>,
-}
-
-/// The order in which the pods of a batch are admitted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct BatchOrder {
+    /// The order in which the pods are admitted after the hold.
     pub(crate) rule: OrderRule,
     /// Decides a random order; the other rules do not read it.
     pub(crate) seed: u64,
 }
 
-impl BatchOrder {
-    pub(crate) const BY_CREATION: Self = Self {
-        rule: OrderRule::Creation,
-        seed: 0,
-    };
-}
-
 /// The rule for the order of the pods in a batch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OrderRule {
     /// By creation time, then by arrival, as kubelet sorts.
+    #[default]
     Creation,
     /// The reverse of the creation order.
     Reversed,

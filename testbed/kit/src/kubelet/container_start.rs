@@ -6,21 +6,19 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
+use anyhow::{Result, anyhow, ensure};
 use k8s_openapi::jiff::Timestamp;
 use proto::kubelet::deviceplugin::ContainerAllocateResponse;
 
 use super::cdi::{RecordedEdits, resolve_now};
-use super::config::{CdiSupport, ContainerStart, RuntimeConfig};
-use super::device_manager::{DeviceManager, PreStartError, Reusable};
-use super::devices::AllocationError;
+use super::config::{CdiSupport, ContainerStart, MachineGpus, RuntimeConfig};
+use super::device_manager::{DeviceManager, Reusable};
 use super::devices::DeviceHolder;
-use super::environment::{self, EnvironmentError};
+use super::environment;
 use super::gpu_probe;
-use super::injector::InjectError;
-use super::machine::KubeletMachine;
-use super::nri::CreateError;
 use super::nvidia_runtime::{Created, Modification, VISIBLE_DEVICES, find_gpus};
 use super::pod::{ContainerSpec, ContainerType, KubeletPod};
+use super::run::KubeletRun;
 use super::runtime::{DEVICE_NODES, RunState, RuntimeContainer, StartAttempts, StartTimes};
 
 /// The path of the library that every CUDA program loads.
@@ -34,39 +32,46 @@ fn is_cuda_image(image: &str) -> bool {
 
 /// The error of a failed start, which is tried again.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum StartError {
-    #[error(transparent)]
-    PreStart(#[from] PreStartError),
-    #[error(transparent)]
-    Allocation(AllocationError),
-    #[error(transparent)]
-    Environment(#[from] EnvironmentError),
-    #[error("failed to create containerd container: {0}")]
-    Cdi(InjectError),
-    #[error("failed to create containerd container: CDI devices are requested, and CDI is not enabled")]
-    CdiDisabled,
-    #[error("failed to create containerd container: {0}")]
-    Nri(CreateError),
-    #[error("failed to create containerd task: failed to create shim task: OCI runtime create failed: {0}")]
-    Nvidia(String),
+#[error("{cause:#}")]
+pub(crate) struct StartError {
+    /// The reason in container status: the step of kuberuntime that failed.
+    pub(crate) reason: &'static str,
+    cause: anyhow::Error,
 }
 
 impl StartError {
-    /// The reason in container status.
-    pub(crate) fn reason(&self) -> &'static str {
-        match self {
-            // kuberuntime names the step that failed: generating the configuration, CreateContainer or StartContainer of CRI.
-            Self::Cdi(_) | Self::CdiDisabled | Self::Nri(_) => "CreateContainerError",
-            Self::Nvidia(_) => "RunContainerError",
-            _ => "CreateContainerConfigError",
+    /// The failure of CRI's `CreateContainer`.
+    fn creating(cause: anyhow::Error) -> Self {
+        Self {
+            reason: "CreateContainerError",
+            cause: cause.context("failed to create containerd container"),
+        }
+    }
+
+    /// The failure of CRI's `StartContainer`.
+    fn running(cause: anyhow::Error) -> Self {
+        let context =
+            "failed to create containerd task: failed to create shim task: OCI runtime create failed";
+        Self {
+            reason: "RunContainerError",
+            cause: cause.context(context),
         }
     }
 }
 
-/// Starts containers: prepares their devices and makes them in the container runtime.
+/// The failure to generate the container's configuration.
+impl From<anyhow::Error> for StartError {
+    fn from(cause: anyhow::Error) -> Self {
+        Self {
+            reason: "CreateContainerConfigError",
+            cause,
+        }
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct ContainerStarter {
-    pub(crate) machine: Arc<KubeletMachine>,
+    pub(crate) run: Arc<KubeletRun>,
     pub(crate) devices: Arc<DeviceManager>,
 }
 
@@ -78,10 +83,8 @@ impl ContainerStarter {
         let prepared = self.prepare(pod, container, &mut spent).await;
         spent.total = began.elapsed();
         let failure = prepared.as_ref().err().map(ToString::to_string);
-        let attempts = self
-            .machine
-            .runtime
-            .record_attempt(&pod.uid, &container.name, spent, failure);
+        let runtime = &self.run.machine.runtime;
+        let attempts = runtime.record_attempt(&pod.uid, &container.name, spent, failure);
         self.record(pod, container, prepared?, attempts);
         Ok(())
     }
@@ -94,8 +97,9 @@ impl ContainerStarter {
         spent: &mut StartTimes,
     ) -> Result<RuntimeContainer, StartError> {
         let holder = DeviceHolder::new(pod, container);
-        let n_start = self.next_start(pod, container);
-        let limits = self.devices.in_random_order(pod, container, n_start);
+        let limits = self
+            .devices
+            .in_random_order(pod, container, self.next_start(pod, container));
         let mut lacks_devices = false;
         // GetDeviceRunContainerOptions runs before each creation of the container, so a crashed one gets
         // another PreStartContainer call but no other devices.
@@ -111,30 +115,34 @@ impl ContainerStarter {
         }
         // needsReAllocate: without the checkpoint kubelet does not know the devices of a pod that it admitted before.
         if lacks_devices {
-            let reusable = Reusable::new();
-            let allocated = self.devices.allocate_container(pod, container, &reusable);
-            allocated.await.map_err(StartError::Allocation)?;
+            self.devices
+                .allocate_container(pod, container, &Reusable::new())
+                .await?;
         }
-        let (responses, held) = self.devices.granted(&holder, &limits);
+        let (responses, devices) = self.devices.granted(&holder, &limits);
         let cdi_devices = named_devices(&responses);
-        let env = environment::read(&self.machine.config.client, pod, container).await?;
+        let machine = &self.run.machine;
+        let pod_env = environment::read(&machine.config.client, pod, container).await?;
         let began = Instant::now();
         let edits = self.inject(&cdi_devices).await;
         spent.injection += began.elapsed();
-        let inputs = ContainerInputs {
-            responses: &responses,
-            env,
+        let (edits, stale_devices) = edits.map_err(StartError::creating)?;
+        let composed = RuntimeContainer {
+            devices,
             cdi_devices,
+            stale_devices,
+            ..compose(pod, container, &responses, pod_env, edits)
         };
-        let composed = compose(pod, container, inputs, held, edits?);
-        let made = match &self.machine.nri {
-            Some(nri) => nri.make(pod, composed).await.map_err(StartError::Nri)?,
+        let made = match &machine.nri {
+            Some(nri) => nri.make(pod, composed).await.map_err(StartError::creating)?,
             None => composed,
         };
-        let mut made = self.apply_nvidia_runtime(pod, container, &responses, made)?;
-        let gpus = &self.machine.config.gpus;
+        let made = self.apply_nvidia_runtime(pod, container, &responses, made);
+        let mut made = made.map_err(StartError::running)?;
         let nodes = made.device_nodes.iter();
-        let gpus: BTreeSet<String> = nodes.filter_map(|path| gpus.of_device_node(path)).collect();
+        let gpus: BTreeSet<String> = nodes
+            .filter_map(|path| machine.config.gpus.of_device_node(path))
+            .collect();
         made.gpus = gpus.into_iter().collect();
         Ok(made)
     }
@@ -146,10 +154,11 @@ impl ContainerStarter {
         container: &ContainerSpec,
         responses: &[Arc<ContainerAllocateResponse>],
         mut made: RuntimeContainer,
-    ) -> Result<RuntimeContainer, StartError> {
+    ) -> Result<RuntimeContainer> {
+        let config = &self.run.machine.config;
         let RuntimeConfig {
             nvidia, nvidia_class, ..
-        } = &self.machine.config.runtime;
+        } = &config.runtime;
         let Some(nvidia) = nvidia else { return Ok(made) };
         if nvidia_class.is_some() && pod.runtime_class.as_deref() != *nvidia_class {
             return Ok(made);
@@ -161,29 +170,21 @@ impl ContainerStarter {
             is_privileged: container.is_privileged,
         };
         let driver = vec![DRIVER_LIBRARY.to_owned()];
-        let (nodes, mounts, env) = match nvidia.modify(created).map_err(nvidia_error)? {
+        let (nodes, mounts, env) = match nvidia.modify(created)? {
             Modification::None => return Ok(made),
             Modification::Cli(names) => {
-                let failed =
-                    |name: String| format!("nvidia-container-cli: device error: {name}: unknown device");
-                let nodes = self.driver_nodes(&names).map_err(failed);
-                (nodes.map_err(nvidia_error)?, driver, Vec::new())
+                let nodes = driver_nodes(&config.gpus, &names)
+                    .map_err(|name| anyhow!("nvidia-container-cli: device error: {name}: unknown device"))?;
+                (nodes, driver, Vec::new())
             }
             Modification::InMemory(names) => {
-                let failed = |name: String| format!("failed to get device handle from UUID: {name}");
-                let nodes = self.driver_nodes(&names).map_err(failed);
-                let env = vec![format!("{VISIBLE_DEVICES}=void")];
-                (nodes.map_err(nvidia_error)?, driver, env)
+                let nodes = driver_nodes(&config.gpus, &names)
+                    .map_err(|name| anyhow!("failed to get device handle from UUID: {name}"))?;
+                (nodes, driver, vec![format!("{VISIBLE_DEVICES}=void")])
             }
             Modification::Specs(names) => {
-                let edits = resolve_now(&self.machine.config.cdi_dirs, &names).map_err(nvidia_error)?;
-                let nodes = edits.device_nodes.into_iter().map(|node| node.path).collect();
-                let mounts = edits
-                    .mounts
-                    .into_iter()
-                    .map(|mount| mount.container_path)
-                    .collect();
-                (nodes, mounts, edits.env)
+                let edits = resolve_now(&config.cdi_dirs, &names)?;
+                (edits.node_paths(), edits.mount_paths(), edits.env)
             }
         };
         set_pairs(&mut made.env, &env);
@@ -196,21 +197,6 @@ impl ContainerStarter {
         Ok(made)
     }
 
-    /// The device nodes of GPUs, by their UUIDs or indices or `all`, and those of the driver itself.
-    ///
-    /// # Errors
-    /// The first of `names` that is no UUID or index of a GPU.
-    fn driver_nodes(&self, names: &[String]) -> Result<Vec<String>, String> {
-        let gpus = self.machine.config.gpus.all();
-        let uuids: Vec<String> = gpus.iter().map(|(uuid, _)| uuid.clone()).collect();
-        let mut nodes = Vec::new();
-        for index in find_gpus(names, &uuids)? {
-            nodes.extend(gpus.get(index).map(|(_, minor)| format!("/dev/nvidia{minor}")));
-        }
-        nodes.extend(["/dev/nvidiactl".to_owned(), "/dev/nvidia-uvm".to_owned()]);
-        Ok(nodes)
-    }
-
     /// Records a container as started, and an init container as ended at once.
     fn record(
         &self,
@@ -219,14 +205,15 @@ impl ContainerStarter {
         started: RuntimeContainer,
         attempts: StartAttempts,
     ) {
+        let machine = &self.run.machine;
         let mut lines = String::new();
-        if !self.machine.config.gpus.all().is_empty() {
+        if !machine.config.gpus.all().is_empty() {
             lines = format!("{DEVICE_NODES}={}\n", started.device_nodes.join(","));
         }
         for (name, value) in &started.env {
             lines.extend([name, "=", value, "\n"]);
         }
-        (self.machine.config.log)(&pod.namespace, &pod.name, &container.name, lines);
+        (machine.config.log)(&pod.namespace, &pod.name, &container.name, lines);
         let now = Timestamp::now();
         let state = if container.kind == ContainerType::Init {
             RunState::Exited {
@@ -237,49 +224,58 @@ impl ContainerStarter {
         } else {
             RunState::Running { since: now }
         };
-        let starts = self.next_start(pod, container);
-        let commands = &container.probe_commands;
-        let container = RuntimeContainer {
+        let made = RuntimeContainer {
             state,
-            starts,
+            starts: self.next_start(pod, container),
             ..started
         };
-        self.machine.config.started.call(&ContainerStart {
-            container: container.clone(),
+        machine.config.started.call(&ContainerStart {
+            container: made.clone(),
             refusals: attempts.refusals,
             spent: attempts.spent.total,
             pre_start: attempts.spent.pre_start,
             injection: attempts.spent.injection,
         });
-        let probing = (!commands.is_empty()).then(|| container.clone());
-        self.machine.runtime.put(container);
-        if let Some(container) = probing {
-            gpu_probe::start(&self.machine, container, commands);
+        machine.runtime.put(made.clone());
+        if !container.probe_commands.is_empty() {
+            gpu_probe::start(machine, made, &container.probe_commands);
         }
     }
 
     /// The number that the next start of this container will have, from 1 on.
     fn next_start(&self, pod: &KubeletPod, container: &ContainerSpec) -> u32 {
-        let containers = self.machine.runtime.of_pod(&pod.uid);
+        let containers = self.run.machine.runtime.of_pod(&pod.uid);
         let before = containers.get(&container.name);
         before.map_or(1, |container| container.starts + 1)
     }
 
-    /// The edits that the runtime makes for these CDI devices, and the devices whose spec on disk has other edits by now (the
-    /// modelled runtime alone finds them). Empty if the runtime ignores CDI.
-    async fn inject(&self, devices: &[String]) -> Result<(RecordedEdits, Vec<String>), StartError> {
-        match &self.machine.injector {
-            Some(injector) => injector.inject(devices).await.map_err(StartError::Cdi),
-            None if self.machine.config.runtime.cdi == CdiSupport::Refused && !devices.is_empty() => {
-                Err(StartError::CdiDisabled)
-            }
-            None => Ok((RecordedEdits::default(), Vec::new())),
+    /// The edits for these CDI devices as [`Injector::inject`](super::injector::Injector::inject); empty if CDI is ignored.
+    async fn inject(&self, devices: &[String]) -> Result<(RecordedEdits, Vec<String>)> {
+        let machine = &self.run.machine;
+        if let Some(injector) = &machine.injector {
+            return injector.inject(devices).await;
         }
+        ensure!(
+            machine.config.runtime.cdi != CdiSupport::Refused || devices.is_empty(),
+            "CDI devices are requested, and CDI is not enabled"
+        );
+        Ok((RecordedEdits::default(), Vec::new()))
     }
 }
 
-fn nvidia_error(error: impl Into<Box<dyn std::error::Error>>) -> StartError {
-    StartError::Nvidia(error.into().to_string())
+/// The device nodes of GPUs, by their UUIDs or indices or `all`, and those of the driver itself.
+///
+/// # Errors
+/// The first of `names` that is no UUID or index of a GPU.
+fn driver_nodes(gpus: &MachineGpus, names: &[String]) -> Result<Vec<String>, String> {
+    let gpus = gpus.all();
+    let uuids: Vec<String> = gpus.iter().map(|(uuid, _)| uuid.clone()).collect();
+    let mut nodes = Vec::new();
+    for index in find_gpus(names, &uuids)? {
+        nodes.extend(gpus.get(index).map(|(_, minor)| format!("/dev/nvidia{minor}")));
+    }
+    nodes.extend(["/dev/nvidiactl".to_owned(), "/dev/nvidia-uvm".to_owned()]);
+    Ok(nodes)
 }
 
 /// Sets variables that are written as `name=value`.
@@ -300,32 +296,21 @@ fn named_devices(responses: &[Arc<ContainerAllocateResponse>]) -> Vec<String> {
     devices
 }
 
-/// The devices and variables of a container, from device plugins and from the author of the pod.
-struct ContainerInputs<'a> {
-    /// The plugins' answers to Allocate.
-    responses: &'a [Arc<ContainerAllocateResponse>],
-    /// The environment that the pod's author gives.
-    env: BTreeMap<String, String>,
-    cdi_devices: Vec<String>,
-}
-
-/// Puts together the container that runs: environment, device nodes and mounts from the plugins' answers, the pod, its image and
-/// the CDI edits.
+/// Puts together the container that runs, from the plugins' answers, the pod, its image and the CDI edits.
 fn compose(
     pod: &KubeletPod,
     container: &ContainerSpec,
-    inputs: ContainerInputs<'_>,
-    devices: BTreeMap<String, Vec<String>>,
-    (edits, stale_devices): (RecordedEdits, Vec<String>),
+    responses: &[Arc<ContainerAllocateResponse>],
+    pod_env: BTreeMap<String, String>,
+    edits: RecordedEdits,
 ) -> RuntimeContainer {
-    let ContainerInputs {
-        responses,
-        env: pod_env,
-        cdi_devices,
-    } = inputs;
-    let mut env: BTreeMap<String, String> = BTreeMap::new();
+    let waiting = RunState::Waiting {
+        reason: "ContainerCreating".to_owned(),
+        message: String::new(),
+    };
+    let mut made = RuntimeContainer::never_started(pod, container, waiting);
     for (name, value) in responses.iter().flat_map(|response| &response.envs) {
-        let first = env.entry(name.clone()).or_insert_with(|| value.clone());
+        let first = made.env.entry(name.clone()).or_insert_with(|| value.clone());
         if first != value {
             tracing::error!(
                 pod = pod.full_name(),
@@ -336,36 +321,23 @@ fn compose(
             );
         }
     }
-    env.extend(pod_env);
+    made.env.extend(pod_env);
     if is_cuda_image(&container.image) {
-        env.entry(VISIBLE_DEVICES.to_owned())
+        made.env
+            .entry(VISIBLE_DEVICES.to_owned())
             .or_insert_with(|| "all".to_owned());
     }
-    set_pairs(&mut env, &edits.env);
-    let (mut device_nodes, mut mounts) = (Vec::new(), Vec::new());
+    set_pairs(&mut made.env, &edits.env);
     for response in responses {
-        device_nodes.extend(
-            response
-                .devices
-                .iter()
-                .map(|device| device.container_path.clone()),
-        );
-        mounts.extend(response.mounts.iter().map(|mount| mount.container_path.clone()));
+        for device in &response.devices {
+            made.device_nodes.push(device.container_path.clone());
+        }
+        for mount in &response.mounts {
+            made.mounts.push(mount.container_path.clone());
+        }
     }
-    device_nodes.extend(edits.device_nodes.into_iter().map(|node| node.path));
-    mounts.extend(edits.mounts.into_iter().map(|mount| mount.container_path));
-    let waiting = RunState::Waiting {
-        reason: "ContainerCreating".to_owned(),
-        message: String::new(),
-    };
-    RuntimeContainer {
-        env,
-        devices,
-        cdi_devices,
-        stale_devices,
-        hooks: edits.hooks.into_iter().map(|hook| hook.args.join(" ")).collect(),
-        device_nodes,
-        mounts,
-        ..RuntimeContainer::never_started(pod, container, waiting)
-    }
+    made.device_nodes.extend(edits.node_paths());
+    made.mounts.extend(edits.mount_paths());
+    made.hooks = edits.hooks.into_iter().map(|hook| hook.args.join(" ")).collect();
+    made
 }

@@ -5,8 +5,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use anyhow::{Context, Result};
 use parking_lot::{Mutex, MutexGuard};
 use proto::kubelet::DEVICE_PLUGIN_VERSION;
 use proto::kubelet::deviceplugin::registration_server::Registration;
@@ -19,21 +20,15 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
-use super::checkpoint;
-use super::devices::{AllocationError, Capacity, DeviceChoice, DeviceManagerState, ResourceRequest};
-use super::devices::{DeviceHolder, DeviceId, HeldDevices};
-use super::endpoint::{ConnectError, Endpoint, EndpointError};
+use super::checkpoint::{self, CheckpointData};
+use super::devices::{DeviceHolder, DeviceId, DeviceManagerState, Grant, HeldDevices, ResourceRequest};
+use super::endpoint::Endpoint;
 use super::fit::is_extended;
-use super::machine::KubeletMachine;
 use super::pod::{ContainerSpec, ContainerType, KubeletPod};
-use super::pod_table::PodTable;
+use super::run::KubeletRun;
 use super::runtime::RunState;
-use super::tasks::KubeletTasks;
 use crate::dice::dice;
 use crate::files;
-
-/// The time from the loss of a plugin to the removal of its resource (`endpointStopGracePeriod`).
-pub(crate) const ENDPOINT_GRACE: Duration = Duration::from_secs(5 * 60);
 
 /// Stands for admission where a container's starts are counted, the first of which is 1.
 const AT_ADMISSION: u32 = 0;
@@ -52,53 +47,27 @@ struct RegisteredPlugin {
     closed: CancellationToken,
 }
 
-/// The error of the step before a container's start in which plugins get `PreStartContainer` calls.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum PreStartError {
-    #[error("device plugin PreStartContainer rpc failed with err: {0}")]
-    Rpc(EndpointError),
-    #[error(
-        "no devices found allocated in local cache for pod {pod}, container {container}, resource {resource}"
-    )]
-    NothingHeld {
-        pod: String,
-        container: String,
-        resource: String,
-    },
-    #[error("endpoint not found in cache for a registered resource: {0}")]
-    NoEndpoint(String),
-}
-
-/// The device manager of one run of kubelet.
 #[derive(Debug)]
 pub(crate) struct DeviceManager {
-    machine: Arc<KubeletMachine>,
-    pods: Arc<PodTable>,
-    tasks: KubeletTasks,
+    run: Arc<KubeletRun>,
     devices: Mutex<DeviceManagerState>,
-    /// The plugins that are connected, by resource.
     plugins: Mutex<BTreeMap<String, Arc<RegisteredPlugin>>>,
-    /// Wakes the task that writes node status.
     pub(crate) capacity_changed: Notify,
 }
 
 impl DeviceManager {
     /// Loads the checkpoint; as in kubelet, a broken file counts as none.
-    pub(crate) fn start(machine: &Arc<KubeletMachine>, pods: &Arc<PodTable>, tasks: &KubeletTasks) -> Self {
-        let data = checkpoint::read(&machine.config.checkpoint()).unwrap_or_else(|error| {
+    pub(crate) fn start(run: &Arc<KubeletRun>) -> Self {
+        let data = checkpoint::read(&run.machine.config.checkpoint()).unwrap_or_else(|error| {
             tracing::error!(%error, "continues without the checkpoint");
-            None
+            CheckpointData::default()
         });
-        let (entries, registered) = data
-            .map(|data| (data.pod_device_entries, data.registered_devices))
-            .unwrap_or_default();
+        let held = HeldDevices::restore(data.pod_device_entries);
         Self {
-            machine: Arc::clone(machine),
-            pods: Arc::clone(pods),
-            tasks: tasks.clone(),
+            run: Arc::clone(run),
             devices: Mutex::new(DeviceManagerState::restore(
-                HeldDevices::restore(entries),
-                registered.into_keys(),
+                held,
+                data.registered_devices.into_keys(),
             )),
             plugins: Mutex::default(),
             capacity_changed: Notify::new(),
@@ -109,21 +78,21 @@ impl DeviceManager {
         self.devices.lock()
     }
 
-    /// Removes the resources whose plugin has been disconnected for [`ENDPOINT_GRACE`], and counts the devices of the others.
-    pub(crate) fn capacity(&self) -> Capacity {
-        let counted = self.lock().capacity(ENDPOINT_GRACE);
-        if !counted.removed.is_empty() {
+    /// Removes the resources whose plugin has been gone for its grace, and returns their names.
+    pub(crate) fn remove_expired(&self) -> Vec<String> {
+        let removed = self.lock().remove_expired();
+        if !removed.is_empty() {
             self.write_checkpoint();
         }
-        counted
+        removed
     }
 
     /// Frees the devices of pods that are not active any more, once all pods are known.
     pub(crate) fn free_ended(&self) {
-        if self.pods.sources_ready() {
+        if self.run.pods.lock().sources_ready {
             let mut devices = self.lock();
             // The pods are read while the devices are locked: a pod admitted in between would lose its devices.
-            let active = self.pods.lock().active_uids();
+            let active = self.run.pods.lock().active_uids();
             devices.free_ended(&active);
         }
     }
@@ -133,7 +102,7 @@ impl DeviceManager {
         let devices = self.lock();
         let content = checkpoint::render(&devices.held().rendered(), &devices.registered_json());
         // Written under the lock, so that an older state cannot replace a newer one.
-        if let Err(error) = files::replace(&self.machine.config.checkpoint(), &content) {
+        if let Err(error) = files::replace(&self.run.machine.config.checkpoint(), &content) {
             tracing::error!(%error, "the checkpoint was not written");
         }
     }
@@ -141,16 +110,15 @@ impl DeviceManager {
     /// Has node status written again, and wakes every wait on this kubelet.
     fn devices_changed(&self) {
         self.capacity_changed.notify_one();
-        self.machine.notify();
+        self.run.machine.notify();
     }
 }
 
-/// Registration of plugins.
 impl DeviceManager {
     /// Connects to a plugin that has registered, and starts the task that reads its devices.
-    async fn connect(self: &Arc<Self>, resource: &str, socket: &str) -> Result<(), ConnectError> {
+    async fn connect(self: &Arc<Self>, resource: &str, socket: &str) -> Result<()> {
         // As in kubelet, Register returns only after the plugin's socket has been dialled.
-        let config = &self.machine.config;
+        let config = &self.run.machine.config;
         let path = config.plugin_dir().join(socket);
         let endpoint = Arc::new(Endpoint::connect(resource, &path).await?);
         let plugin = Arc::new(RegisteredPlugin {
@@ -162,11 +130,11 @@ impl DeviceManager {
             .insert(resource.to_owned(), Arc::clone(&plugin));
         self.lock().connect(resource, endpoint);
         tracing::info!(resource, socket, "device plugin connected");
-        self.machine.counts.lock().registrations += 1;
-        self.machine.notify();
+        self.run.machine.counts.lock().registrations += 1;
+        self.run.machine.notify();
         let manager = Arc::clone(self);
         let resource = resource.to_owned();
-        self.tasks
+        self.run
             .spawn(async move { manager.run_plugin(&resource, plugin).await });
         Ok(())
     }
@@ -174,10 +142,8 @@ impl DeviceManager {
     /// Breaks a plugin's `ListAndWatch` stream from kubelet's side; false if there is none.
     pub(crate) fn drop_stream(&self, resource: &str) -> bool {
         let plugins = self.plugins.lock();
-        plugins
-            .get(resource)
-            .map(|plugin| plugin.closed.cancel())
-            .is_some()
+        let plugin = plugins.get(resource);
+        plugin.map(|plugin| plugin.closed.cancel()).is_some()
     }
 
     /// Reads a plugin's list of devices until the stream ends or another plugin replaces it, then disconnects the resource.
@@ -194,7 +160,6 @@ impl DeviceManager {
         self.devices_changed();
     }
 
-    /// Takes each list of devices that the plugin sends, until the stream ends.
     async fn read_stream(&self, resource: &str, endpoint: &Endpoint) {
         let mut stream = match endpoint.list_and_watch().await {
             Ok(stream) => stream,
@@ -205,7 +170,7 @@ impl DeviceManager {
                 Ok(Some(response)) => {
                     // genericDeviceUpdateCallback: a list replaces the one before as a whole, and each one is
                     // written to the checkpoint.
-                    self.machine.counts.lock().device_lists += 1;
+                    self.run.machine.counts.lock().device_lists += 1;
                     self.lock().update(resource, response.devices);
                     self.write_checkpoint();
                     self.devices_changed();
@@ -217,10 +182,8 @@ impl DeviceManager {
     }
 }
 
-/// Allocation and preparation of containers.
 impl DeviceManager {
-    /// Allocates the devices of all containers of a pod, in order.
-    pub(crate) async fn allocate_pod(&self, pod: &KubeletPod) -> Result<(), AllocationError> {
+    pub(crate) async fn allocate_pod(&self, pod: &KubeletPod) -> Result<()> {
         let mut reusable = Reusable::new();
         for container in &pod.containers {
             self.allocate_container(pod, container, &reusable).await?;
@@ -246,7 +209,7 @@ impl DeviceManager {
         pod: &KubeletPod,
         container: &ContainerSpec,
         reusable: &Reusable,
-    ) -> Result<(), AllocationError> {
+    ) -> Result<()> {
         let holder = DeviceHolder::new(pod, container);
         let nothing = BTreeSet::new();
         let mut has_freed_ended = false;
@@ -275,33 +238,26 @@ impl DeviceManager {
         Ok(())
     }
 
-    /// A container's limits in the random order in which a Go map is walked. `start` is [`AT_ADMISSION`], or counts the
-    /// starts of the container.
+    /// A container's limits in the random order in which a Go map is walked. `start` is [`AT_ADMISSION`], or counts the starts.
     pub(crate) fn in_random_order<'a>(
         &self,
         pod: &KubeletPod,
         container: &'a ContainerSpec,
         start: u32,
     ) -> Vec<(&'a str, i64)> {
-        let mut limits: Vec<_> = container
-            .limits
-            .iter()
-            .map(|(name, amount)| (name.as_str(), *amount))
-            .collect();
-        let mut rng = dice(
-            self.machine.config.seed,
-            &["resources", &pod.full_name(), &container.name, &start.to_string()],
-        );
-        limits.shuffle(&mut rng);
+        let limits = container.limits.iter();
+        let mut limits: Vec<_> = limits.map(|(name, amount)| (name.as_str(), *amount)).collect();
+        let decision = ["resources", &pod.full_name(), &container.name, &start.to_string()];
+        limits.shuffle(&mut dice(self.run.machine.config.seed, &decision));
         limits
     }
 
     /// Returns true if kubelet allocates nothing for the container, since it was started before kubelet's restart and not all
-    /// pods are listed yet. A fault of kubelet: it forgets exited containers here, so that an init container which holds devices
-    /// fails the pod while its plugin is away.
+    /// pods are listed yet.
     fn skips_allocation(&self, pod: &KubeletPod, container: &ContainerSpec) -> bool {
-        let state = self.machine.runtime.state(&pod.uid, &container.name);
-        !self.pods.sources_ready() && matches!(state, Some(RunState::Running { .. }))
+        let state = self.run.machine.runtime.state(&pod.uid, &container.name);
+        // A fault of kubelet: an init container that has exited and holds devices fails the pod while its plugin is away.
+        !self.run.pods.lock().sources_ready && matches!(state, Some(RunState::Running { .. }))
     }
 
     /// Allocates devices of one resource; returns false if the container has its devices already.
@@ -310,43 +266,48 @@ impl DeviceManager {
         pod: &KubeletPod,
         request: &ResourceRequest<'_>,
         reusable: &BTreeSet<DeviceId>,
-    ) -> Result<bool, AllocationError> {
-        let mut rng = dice(
-            self.machine.config.seed,
-            &[
-                "devices",
-                &pod.full_name(),
-                &request.holder.container,
-                request.resource,
-            ],
-        );
+    ) -> Result<bool> {
+        let decision = [
+            "devices",
+            &pod.full_name(),
+            &request.holder.container,
+            request.resource,
+        ];
+        let mut rng = dice(self.run.machine.config.seed, &decision);
         let Some(chosen) = self.choose(request, reusable, &mut rng).await? else {
             return Ok(false);
         };
         let mut ids: Vec<String> = chosen.iter().map(ToString::to_string).collect();
         // The IDs come from a Go set, so their order in the request means nothing to a plugin.
         ids.shuffle(&mut rng);
-        let endpoint = self.lock().endpoint(request.resource).cloned();
-        let Some(endpoint) = endpoint else {
+        let answer = self.call_allocate(request.resource, ids).await;
+        if answer.is_err() {
             self.lock().roll_back();
-            return Err(AllocationError::UnknownPlugin(request.resource.to_owned()));
-        };
-        self.machine.counts.lock().allocate_calls += 1;
-        self.machine.notify();
-        let began = Instant::now();
-        match endpoint.allocate(ids).await {
-            Ok(response) => {
-                self.machine.counts.lock().allocate_took.push(began.elapsed());
-                self.lock().grant(request, &chosen, response);
-                Ok(true)
-            }
-            // kubelet rolls back after a failed call only, not after an answer without containers.
-            Err(EndpointError::EmptyAnswer) => Err(EndpointError::EmptyAnswer.into()),
-            Err(error) => {
-                self.lock().roll_back();
-                Err(error.into())
-            }
         }
+        // kubelet rolls back after a failed call only, not after an answer without containers.
+        let response = answer?.context("no containers return in allocation response")?;
+        self.lock().grant(request, &chosen, response);
+        Ok(true)
+    }
+
+    /// Calls Allocate of a resource's plugin, and counts the call.
+    async fn call_allocate(
+        &self,
+        resource: &str,
+        ids: Vec<String>,
+    ) -> Result<Option<ContainerAllocateResponse>> {
+        let endpoint = self.endpoint(resource)?;
+        self.run.machine.counts.lock().allocate_calls += 1;
+        self.run.machine.notify();
+        let began = Instant::now();
+        let response = endpoint.allocate(ids).await?;
+        self.run.machine.counts.lock().allocate_took.push(began.elapsed());
+        Ok(response)
+    }
+
+    fn endpoint(&self, resource: &str) -> Result<Arc<Endpoint>> {
+        let endpoint = self.lock().endpoint(resource).cloned();
+        endpoint.with_context(|| format!("unknown Device Plugin {resource}"))
     }
 
     /// Chooses devices, by `GetPreferredAllocation` unless reused ones suffice; `None` if the container has its devices.
@@ -355,57 +316,48 @@ impl DeviceManager {
         request: &ResourceRequest<'_>,
         reusable: &BTreeSet<DeviceId>,
         rng: &mut StdRng,
-    ) -> Result<Option<BTreeSet<DeviceId>>, AllocationError> {
+    ) -> Result<Option<BTreeSet<DeviceId>>> {
         let choice = self.lock().begin_choice(request, reusable, rng)?;
-        let open = match choice {
-            DeviceChoice::Nothing => return Ok(None),
-            DeviceChoice::Done(chosen) => return Ok(Some(chosen)),
-            DeviceChoice::Open(open) => open,
-        };
-        let mut available: Vec<String> = open
-            .available
-            .union(&open.taken)
-            .map(ToString::to_string)
-            .collect();
-        available.shuffle(rng);
-        let call = ContainerPreferredAllocationRequest {
-            available_device_ids: available,
-            must_include_device_ids: open.taken.iter().map(ToString::to_string).collect(),
-            allocation_size: i32::try_from(open.required).unwrap_or(i32::MAX),
-        };
-        let endpoint = self.lock().endpoint(request.resource).cloned();
-        let endpoint = endpoint.ok_or_else(|| AllocationError::UnknownPlugin(request.resource.to_owned()))?;
-        let preferred = endpoint.preferred(call).await?;
-        Ok(Some(self.lock().finish_choice(
+        let Some(choice) = choice else { return Ok(None) };
+        let mut preferred = Vec::new();
+        if choice.taken.len() < choice.required {
+            let available = choice.available.union(&choice.taken);
+            let mut available: Vec<String> = available.map(ToString::to_string).collect();
+            available.shuffle(rng);
+            let call = ContainerPreferredAllocationRequest {
+                available_device_ids: available,
+                must_include_device_ids: choice.taken.iter().map(ToString::to_string).collect(),
+                allocation_size: i32::try_from(choice.required).unwrap_or(i32::MAX),
+            };
+            preferred = self.endpoint(request.resource)?.preferred(call).await?;
+        }
+        let mut devices = self.lock();
+        Ok(Some(devices.finish_choice(
             request.resource,
-            open,
+            choice,
             &preferred,
             rng,
         )))
     }
 
     /// Calls `PreStartContainer` of the resource's plugin if the plugin has asked for that call.
-    pub(crate) async fn pre_start(&self, holder: &DeviceHolder, resource: &str) -> Result<(), PreStartError> {
+    pub(crate) async fn pre_start(&self, holder: &DeviceHolder, resource: &str) -> Result<()> {
         let (endpoint, ids) = {
             let devices = self.lock();
-            let endpoint = devices
-                .endpoint(resource)
-                .cloned()
-                .ok_or_else(|| PreStartError::NoEndpoint(resource.to_owned()))?;
-            if !endpoint.wants_pre_start() {
-                return Ok(());
-            }
-            let Some(grant) = devices.held().grant(holder, resource) else {
-                let DeviceHolder { pod, container } = holder.clone();
-                return Err(PreStartError::NothingHeld {
-                    pod,
-                    container,
-                    resource: resource.to_owned(),
-                });
-            };
-            (endpoint, grant.device_ids())
+            let grant = devices.held().grant(holder, resource);
+            (devices.endpoint(resource).cloned(), grant.map(Grant::device_ids))
         };
-        endpoint.pre_start(ids).await.map_err(PreStartError::Rpc)
+        let endpoint = endpoint
+            .with_context(|| format!("endpoint not found in cache for a registered resource: {resource}"))?;
+        if !endpoint.wants_pre_start() {
+            return Ok(());
+        }
+        let DeviceHolder { pod, container } = holder;
+        let ids = ids.with_context(|| {
+            format!("no devices found allocated in local cache for pod {pod}, container {container}, resource {resource}")
+        })?;
+        let started = endpoint.pre_start(ids).await;
+        started.context("device plugin PreStartContainer rpc failed with err")
     }
 
     /// The Allocate answers of a container, in the order of `limits`, and its device IDs.
@@ -424,7 +376,6 @@ impl DeviceManager {
     }
 }
 
-/// The Registration service of `device-plugins/kubelet.sock`.
 #[derive(Debug)]
 pub(crate) struct RegistrationService(pub(crate) Arc<DeviceManager>);
 
@@ -439,9 +390,8 @@ impl Registration for RegistrationService {
             ..
         } = request.into_inner();
         if version != DEVICE_PLUGIN_VERSION {
-            let supported = format!("[{DEVICE_PLUGIN_VERSION}]");
             return Err(Status::unknown(format!(
-                "requested API version \"{version}\" is not supported by kubelet. Supported version is {supported}"
+                "requested API version \"{version}\" is not supported by kubelet. Supported version is [{DEVICE_PLUGIN_VERSION}]"
             )));
         }
         if !is_extended(&resource_name) {
@@ -450,7 +400,7 @@ impl Registration for RegistrationService {
             )));
         }
         let connected = self.0.connect(&resource_name, &endpoint).await;
-        connected.map_err(|error| Status::unknown(error.to_string()))?;
+        connected.map_err(|error| Status::unknown(format!("{error:#}")))?;
         Ok(Response::new(Empty {}))
     }
 }

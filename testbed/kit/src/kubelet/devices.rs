@@ -6,75 +6,31 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use anyhow::{Result, bail, ensure};
 use prost::Message;
 use proto::kubelet::deviceplugin::{ContainerAllocateResponse, Device, TopologyInfo};
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
+use tokio::time::Instant;
 
 use super::checkpoint::CheckpointEntry;
-use super::endpoint::{Endpoint, EndpointError};
+use super::endpoint::Endpoint;
 use super::pod::{ContainerSpec, KubeletPod};
 
-/// The reason for which a container gets no devices, in kubelet's words.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum AllocationError {
-    #[error(
-        "pod \"{pod}\" container \"{container}\" changed request for resource \"{resource}\" from {before} to {now}"
-    )]
-    RequestChanged {
-        pod: String,
-        container: String,
-        resource: String,
-        before: usize,
-        now: usize,
-    },
-    #[error("cannot allocate unregistered device {0}")]
-    Unregistered(String),
-    #[error("no healthy devices present; cannot allocate unhealthy devices {0}")]
-    NoneHealthy(String),
-    #[error("previously allocated devices are no longer healthy; cannot allocate unhealthy devices {0}")]
-    HeldUnhealthy(String),
-    #[error(
-        "requested number of devices unavailable for {resource}. Requested: {requested}, Available: {available}"
-    )]
-    Unavailable {
-        resource: String,
-        requested: usize,
-        available: usize,
-    },
-    #[error("unknown Device Plugin {0}")]
-    UnknownPlugin(String),
-    #[error(transparent)]
-    Endpoint(#[from] EndpointError),
-}
-
-/// A container's request for devices of one resource.
 #[derive(Clone, Debug)]
 pub(crate) struct ResourceRequest<'a> {
     pub(crate) holder: &'a DeviceHolder,
     pub(crate) resource: &'a str,
     pub(crate) required: usize,
-    /// True if kubelet allocates nothing for the container, as it was started before kubelet's restart and not all pods are
-    /// listed yet.
     pub(crate) skips_allocation: bool,
 }
 
-/// The state of a choice of devices before the plugin's preference is known.
-#[derive(Debug)]
-pub(crate) enum DeviceChoice {
-    /// The container has its devices already, or needs none.
-    Nothing,
-    /// Reused devices suffice.
-    Done(BTreeSet<DeviceId>),
-    /// The plugin may state a preference.
-    Open(OpenChoice),
-}
-
-/// The devices among which the plugin states a preference.
+/// A choice of devices before the plugin's preference is known.
 #[derive(Debug)]
 pub(crate) struct OpenChoice {
     /// Reused devices that the container gets in any case.
     pub(crate) taken: BTreeSet<DeviceId>,
+    /// The devices for the rest; empty if the reused ones suffice.
     pub(crate) available: BTreeSet<DeviceId>,
     /// The number of devices in the end, those in `taken` included.
     pub(crate) required: usize,
@@ -91,7 +47,6 @@ struct PluginDevices {
 }
 
 impl PluginDevices {
-    /// Fills in `rendered`.
     fn render(mut self) -> Self {
         let healthy: Vec<&str> = self.healthy.iter().map(AsRef::as_ref).collect();
         self.rendered = serde_json::to_string(&healthy).unwrap_or_default();
@@ -99,18 +54,8 @@ impl PluginDevices {
     }
 }
 
-/// Counts of the devices of plugins' resources, and the resources that were just removed.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Capacity {
-    /// By resource: all devices, healthy devices.
-    pub(crate) counts: BTreeMap<String, (usize, usize)>,
-    pub(crate) removed: Vec<String>,
-}
-
-/// The devices of all plugins, and their holders.
 #[derive(Debug, Default)]
 pub(crate) struct DeviceManagerState {
-    /// By resource.
     plugin_devices: BTreeMap<String, PluginDevices>,
     endpoints: BTreeMap<String, Arc<Endpoint>>,
     /// Devices in use, kept beside `held` and rebuilt from it when a pod has ended.
@@ -145,7 +90,6 @@ impl DeviceManagerState {
         self.endpoints.get(resource)
     }
 
-    /// The healthy devices as a JSON object.
     pub(crate) fn registered_json(&self) -> String {
         let mut pairs = Vec::new();
         for (resource, listed) in &self.plugin_devices {
@@ -155,12 +99,10 @@ impl DeviceManagerState {
         format!("{{{}}}", pairs.join(","))
     }
 
-    /// Takes the endpoint of a plugin that has registered, in place of an earlier one.
     pub(crate) fn connect(&mut self, resource: &str, endpoint: Arc<Endpoint>) {
         self.endpoints.insert(resource.to_owned(), endpoint);
     }
 
-    /// Replaces the devices of a plugin by a new list.
     pub(crate) fn update(&mut self, resource: &str, list: Vec<Device>) {
         let mut listed = PluginDevices::default();
         for device in list {
@@ -193,33 +135,36 @@ impl DeviceManagerState {
         }
     }
 
-    /// `GetCapacity`: removes the resources whose plugin has been disconnected for `grace`, and counts the devices of the others.
-    pub(crate) fn capacity(&mut self, grace: std::time::Duration) -> Capacity {
-        let mut capacity = Capacity::default();
+    /// The number of all devices and of healthy devices, by resource.
+    pub(crate) fn counts(&self) -> BTreeMap<String, (usize, usize)> {
+        let mut counts = BTreeMap::new();
         for (resource, listed) in &self.plugin_devices {
-            let endpoint = self.endpoints.get(resource);
-            if endpoint.is_none_or(|endpoint| endpoint.grace_expired(grace)) {
-                capacity.removed.push(resource.clone());
-            } else {
-                let n_healthy = listed.healthy.len();
-                let counts = (n_healthy + listed.unhealthy.len(), n_healthy);
-                capacity.counts.insert(resource.clone(), counts);
+            let n_healthy = listed.healthy.len();
+            counts.insert(resource.clone(), (n_healthy + listed.unhealthy.len(), n_healthy));
+        }
+        counts
+    }
+
+    /// `GetCapacity`: removes the resources whose plugin has been gone for its grace, and returns their names.
+    pub(crate) fn remove_expired(&mut self) -> Vec<String> {
+        let now = Instant::now();
+        let mut removed = Vec::new();
+        self.endpoints.retain(|resource, endpoint| {
+            let is_expired = endpoint.expires_at().is_some_and(|at| at <= now);
+            if is_expired && self.plugin_devices.remove(resource).is_some() {
+                removed.push(resource.clone());
             }
-        }
-        for resource in &capacity.removed {
-            self.plugin_devices.remove(resource);
-            self.endpoints.remove(resource);
-        }
-        capacity
+            !is_expired
+        });
+        removed
     }
 
     /// The time at which the next endpoint's grace ends.
-    pub(crate) fn next_expiry(&self, grace: std::time::Duration) -> Option<tokio::time::Instant> {
-        let stopped = self
-            .endpoints
+    pub(crate) fn next_expiry(&self) -> Option<Instant> {
+        self.endpoints
             .values()
-            .filter_map(|endpoint| endpoint.stopped_at());
-        Some(stopped.min()? + grace)
+            .filter_map(|endpoint| endpoint.expires_at())
+            .min()
     }
 
     /// Returns true if a plugin serves this resource, or served it when devices that are still held were allocated.
@@ -228,10 +173,9 @@ impl DeviceManagerState {
     }
 
     /// Frees the devices of pods that are not active any more.
-    ///
-    /// Like kubelet, this also forgets devices that are chosen for a container and not granted yet, if any pod has ended.
     pub(crate) fn free_ended(&mut self, active: &BTreeSet<String>) {
         if self.held.retain_pods(|pod| active.contains(pod)) {
+            // As in kubelet, devices that are chosen for a container and not granted yet are forgotten too.
             self.allocated = self.held.devices();
         }
     }
@@ -241,67 +185,70 @@ impl DeviceManagerState {
         self.allocated = self.held.devices();
     }
 
-    /// Checks the request and takes reusable devices first. Further devices are chosen in [`Self::finish_choice`],
-    /// with the plugin's preference.
+    /// Checks the request and takes reusable devices first; `None` if the container has its devices, or needs none. Further
+    /// devices are chosen in [`Self::finish_choice`], with the plugin's preference.
     pub(crate) fn begin_choice(
         &mut self,
         request: &ResourceRequest<'_>,
         reusable: &BTreeSet<DeviceId>,
         rng: &mut StdRng,
-    ) -> Result<DeviceChoice, AllocationError> {
-        let resource = request.resource;
-        let held = self.held.grant(request.holder, resource);
-        let held = held.map(Grant::devices).unwrap_or_default();
+    ) -> Result<Option<OpenChoice>> {
+        let ResourceRequest {
+            holder,
+            resource,
+            required,
+            ..
+        } = *request;
+        let held = self
+            .held
+            .grant(holder, resource)
+            .map(Grant::devices)
+            .unwrap_or_default();
         // devicesToAllocate: devices are chosen once, so a changed limit of an admitted pod is an error.
-        if !held.is_empty() && held.len() != request.required {
-            let DeviceHolder { pod, container } = request.holder.clone();
-            let resource = resource.to_owned();
-            return Err(AllocationError::RequestChanged {
-                pod,
-                container,
-                resource,
-                before: held.len(),
-                now: request.required,
-            });
-        }
+        ensure!(
+            held.is_empty() || held.len() == required,
+            "pod \"{}\" container \"{}\" changed request for resource \"{resource}\" from {} to {required}",
+            holder.pod,
+            holder.container,
+            held.len()
+        );
         // After a restart kubelet leaves running containers alone, even if their devices are unhealthy.
         if request.skips_allocation {
-            return Ok(DeviceChoice::Nothing);
+            return Ok(None);
         }
         // After a reboot kubelet may admit a pod before its plugin has registered. It fails the pod and does not wait.
         let Some(listed) = self.plugin_devices.get(resource) else {
-            return Err(AllocationError::Unregistered(resource.to_owned()));
+            bail!("cannot allocate unregistered device {resource}");
         };
-        if listed.healthy.is_empty() {
-            return Err(AllocationError::NoneHealthy(resource.to_owned()));
-        }
+        ensure!(
+            !listed.healthy.is_empty(),
+            "no healthy devices present; cannot allocate unhealthy devices {resource}"
+        );
         // A container that starts again must not get a device that has become unhealthy.
-        if !held.is_subset(&listed.healthy) {
-            return Err(AllocationError::HeldUnhealthy(resource.to_owned()));
-        }
-        if !held.is_empty() || request.required == 0 {
-            return Ok(DeviceChoice::Nothing);
+        ensure!(
+            held.is_subset(&listed.healthy),
+            "previously allocated devices are no longer healthy; cannot allocate unhealthy devices {resource}"
+        );
+        if !held.is_empty() || required == 0 {
+            return Ok(None);
         }
         // Devices of earlier init containers come first: the container runs after them, and nothing else may have them.
         let mut taken = BTreeSet::new();
-        self.take(resource, reusable, request.required, &mut taken, rng);
-        if taken.len() == request.required {
-            return Ok(DeviceChoice::Done(taken));
+        self.take(resource, reusable, required, &mut taken, rng);
+        let mut available = BTreeSet::new();
+        if taken.len() < required {
+            available = self.available(resource);
+            let missing = required - taken.len();
+            ensure!(
+                available.len() >= missing,
+                "requested number of devices unavailable for {resource}. Requested: {missing}, Available: {}",
+                available.len()
+            );
         }
-        let missing = request.required - taken.len();
-        let available = self.available(resource);
-        if available.len() < missing {
-            let resource = resource.to_owned();
-            return Err(AllocationError::Unavailable {
-                resource,
-                requested: missing,
-                available: available.len(),
-            });
-        }
-        Ok(DeviceChoice::Open(OpenChoice {
+        Ok(Some(OpenChoice {
             taken,
             available,
-            required: request.required,
+            required,
         }))
     }
 
@@ -418,7 +365,6 @@ impl DeviceHolder {
 pub(crate) struct Grant {
     pub(crate) by_numa: BTreeMap<i64, Vec<DeviceId>>,
     pub(crate) response: Arc<ContainerAllocateResponse>,
-    /// This grant as it stands in the checkpoint.
     pub(crate) rendered: String,
 }
 
@@ -433,7 +379,6 @@ impl Grant {
     }
 }
 
-/// Converts the device IDs in lists by NUMA node.
 fn map_device_ids<A, B>(by_numa: &BTreeMap<i64, Vec<A>>, id: fn(&A) -> B) -> BTreeMap<i64, Vec<B>> {
     by_numa
         .iter()
@@ -441,12 +386,10 @@ fn map_device_ids<A, B>(by_numa: &BTreeMap<i64, Vec<A>>, id: fn(&A) -> B) -> BTr
         .collect()
 }
 
-/// All grants of the node.
 #[derive(Debug, Default)]
 pub(crate) struct HeldDevices(BTreeMap<DeviceHolder, BTreeMap<String, Grant>>);
 
 impl HeldDevices {
-    /// Records that a container holds devices of a resource, with the plugin's answer to Allocate.
     pub(crate) fn insert(
         &mut self,
         holder: &DeviceHolder,
@@ -490,17 +433,14 @@ impl HeldDevices {
         held
     }
 
-    /// The devices of a resource that a container holds.
     pub(crate) fn grant(&self, holder: &DeviceHolder, resource: &str) -> Option<&Grant> {
         self.0.get(holder)?.get(resource)
     }
 
-    /// The devices that a container holds, by resource.
     pub(crate) fn of(&self, holder: &DeviceHolder) -> impl Iterator<Item = (&String, &Grant)> {
         self.0.get(holder).into_iter().flatten()
     }
 
-    /// All grants, with the container that holds each and its resource.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&DeviceHolder, &String, &Grant)> {
         self.0.iter().flat_map(|(holder, grants)| {
             grants
@@ -509,7 +449,6 @@ impl HeldDevices {
         })
     }
 
-    /// Every grant as it stands in the checkpoint.
     pub(crate) fn rendered(&self) -> Vec<&str> {
         self.iter().map(|(_, _, grant)| grant.rendered.as_str()).collect()
     }

@@ -6,49 +6,27 @@
 
 use std::collections::BTreeMap;
 
+use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::{ConfigMap, EnvVarSource};
 use kube::{Api, Client};
 
 use super::pod::{ContainerSpec, KubeletPod};
 
-/// The reason for which the environment of a container cannot be read; kubelet tries again.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum EnvironmentError {
-    #[error("configmap \"{0}\" not found")]
-    NotFound(String),
-    #[error("couldn't find key {key} in configmap {name}")]
-    NoKey { name: String, key: String },
-    #[error("cannot read configmap {name}")]
-    Read {
-        name: String,
-        #[source]
-        source: kube::Error,
-    },
+async fn entries_of(maps: &Api<ConfigMap>, name: &str) -> Result<BTreeMap<String, String>> {
+    let map = maps.get_opt(name).await;
+    let map = map.with_context(|| format!("cannot read configmap {name}"))?;
+    let map = map.with_context(|| format!("configmap \"{name}\" not found"))?;
+    Ok(map.data.unwrap_or_default())
 }
 
-/// Names of variables or keys, with their values.
-type Entries = BTreeMap<String, String>;
-
-/// The entries of a `ConfigMap`.
-async fn entries_of(maps: &Api<ConfigMap>, name: &str) -> Result<Entries, EnvironmentError> {
-    match maps.get_opt(name).await {
-        Ok(Some(map)) => Ok(map.data.unwrap_or_default()),
-        Ok(None) => Err(EnvironmentError::NotFound(name.to_owned())),
-        Err(source) => Err(EnvironmentError::Read {
-            name: name.to_owned(),
-            source,
-        }),
-    }
-}
-
-/// Reads the environment that the author of a pod gives a container.
+/// Reads the environment that the author of a pod gives a container; kubelet tries again after an error.
 pub(crate) async fn read(
     client: &Client,
     pod: &KubeletPod,
     container: &ContainerSpec,
-) -> Result<Entries, EnvironmentError> {
+) -> Result<BTreeMap<String, String>> {
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), &pod.namespace);
-    let mut env = Entries::new();
+    let mut env = BTreeMap::new();
     for from in &container.env_from {
         let prefix = from.prefix.as_deref().unwrap_or_default();
         if let Some(map) = &from.config_map_ref {
@@ -59,30 +37,26 @@ pub(crate) async fn read(
     }
     for variable in &container.env {
         let value = match &variable.value_from {
-            None => Some(variable.value.clone().unwrap_or_default()),
+            None => variable.value.clone().unwrap_or_default(),
             Some(EnvVarSource {
                 config_map_key_ref: Some(found),
                 ..
             }) => {
-                let value = entries_of(&maps, &found.name).await?.remove(&found.key);
-                Some(value.ok_or_else(|| EnvironmentError::NoKey {
-                    name: found.name.clone(),
-                    key: found.key.clone(),
-                })?)
+                let (name, key) = (&found.name, &found.key);
+                let value = entries_of(&maps, name).await?.remove(key);
+                value.with_context(|| format!("couldn't find key {key} in configmap {name}"))?
             }
             Some(EnvVarSource {
                 field_ref: Some(found),
                 ..
             }) => match found.field_path.as_str() {
-                "metadata.name" => Some(pod.name.clone()),
-                "metadata.namespace" => Some(pod.namespace.clone()),
-                _ => None,
+                "metadata.name" => pod.name.clone(),
+                "metadata.namespace" => pod.namespace.clone(),
+                _ => continue,
             },
-            Some(_) => None,
+            Some(_) => continue,
         };
-        if let Some(value) = value {
-            env.insert(variable.name.clone(), value);
-        }
+        env.insert(variable.name.clone(), value);
     }
     Ok(env)
 }

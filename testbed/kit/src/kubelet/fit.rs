@@ -4,24 +4,15 @@
 
 use crate::kube_scheduler::ResourceAmounts;
 
-/// The first resource that does not fit.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "Node didn't have enough resource: {resource}, requested: {requested}, used: {used}, capacity: {capacity}"
-)]
-pub(crate) struct Shortage {
-    pub(crate) resource: String,
-    requested: i128,
-    used: i128,
-    capacity: i128,
-}
-
 /// Checks that a pod with `requests` fits `allocatable` beside pods with the requests `others`.
+///
+/// # Errors
+/// Reason and message of the refusal, for the first resource that does not fit.
 pub(crate) fn fit<'a>(
     requests: &ResourceAmounts,
     others: impl IntoIterator<Item = &'a ResourceAmounts>,
     allocatable: &ResourceAmounts,
-) -> Result<(), Shortage> {
+) -> Result<(), (String, String)> {
     let mut used = ResourceAmounts::default();
     for other in others {
         used.add(other);
@@ -32,12 +23,11 @@ pub(crate) fn fit<'a>(
         if requested > 0 && !is_unknown && requested > capacity - used {
             // kubelet shows CPU in thousandths.
             let unit = if name == "cpu" { 1 } else { 1000 };
-            return Err(Shortage {
-                resource: name.to_owned(),
-                requested: requested / unit,
-                used: used / unit,
-                capacity: capacity / unit,
-            });
+            let [requested, used, capacity] = [requested, used, capacity].map(|amount| amount / unit);
+            let message = format!(
+                "Node didn't have enough resource: {name}, requested: {requested}, used: {used}, capacity: {capacity}"
+            );
+            return Err((format!("OutOf{name}"), message));
         }
     }
     Ok(())

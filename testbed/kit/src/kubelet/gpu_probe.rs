@@ -5,7 +5,7 @@
 
 use std::path::Path;
 use std::process::Stdio;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use anyhow::{Context, Result};
 use serde_json::Value;
@@ -25,13 +25,13 @@ pub(super) fn start(machine: &Arc<KubeletMachine>, container: RuntimeContainer, 
         return;
     };
     let specs_dir = machine.config.cdi_dirs.last().cloned().unwrap_or_default();
-    let specs_command = format!("files={SPECS_MOUNT}");
-    let commands = commands.iter().map(|command| match command {
+    let mut commands = commands.to_vec();
+    for command in &mut commands {
         // Volumes are not mounted in the testbed.
-        files if *files == specs_command => format!("files={}", specs_dir.display()),
-        command => command.clone(),
-    });
-    let commands = commands.collect();
+        if *command == format!("files={SPECS_MOUNT}") {
+            *command = format!("files={}", specs_dir.display());
+        }
+    }
     // The machine ends with its node, which must not wait for a program.
     let (changes, weak) = (machine.subscribe(), Arc::downgrade(machine));
     let log = Arc::clone(&machine.config.log);
@@ -42,17 +42,14 @@ pub(super) fn start(machine: &Arc<KubeletMachine>, container: RuntimeContainer, 
             }
         };
         let print = |line: String| {
+            // The node's plugin gets the figure too, as it would from NVML.
             if let Some(bytes) = own_bytes(&line) {
                 set_gpu_bytes(bytes);
             }
             log(&container.namespace, &container.pod, &container.name, line);
         };
-        let is_over = |weak: &std::sync::Weak<KubeletMachine>| {
-            weak.upgrade().is_none_or(|machine| is_over(&machine, &container))
-        };
-        let ended = until_over(changes, || is_over(&weak));
         tokio::select! {
-            () = ended => {}
+            () = until_over(changes, &weak, &container) => {}
             result = run(&probe, &container, commands, &print) => {
                 set_gpu_bytes(0);
                 if let Err(error) = result {
@@ -63,26 +60,33 @@ pub(super) fn start(machine: &Arc<KubeletMachine>, container: RuntimeContainer, 
     });
 }
 
-/// The memory that the program uses, if a line of its output has it. The node's plugin gets the figure too, as it would from
-/// NVML.
+/// The memory that the program uses, if a line of its output has it.
 fn own_bytes(line: &str) -> Option<u64> {
     let answer: Value = serde_json::from_str(line).ok()?;
     answer.get("ownBytes")?.as_u64()
 }
 
-/// Returns true if this start of a container is over: it was removed, has started again, or no longer runs. An init container is
-/// recorded as exited from its start on, so that its state says nothing.
+/// Returns true if this start of a container is over: it was removed, has started again, or no longer runs.
 fn is_over(machine: &KubeletMachine, container: &RuntimeContainer) -> bool {
     let containers = machine.runtime.of_pod(&container.pod_uid);
-    containers.get(&container.name).is_none_or(|found| {
-        let is_running = matches!(found.state, RunState::Running { .. });
-        found.starts != container.starts || (container.kind != ContainerType::Init && !is_running)
-    })
+    let Some(found) = containers.get(&container.name) else {
+        return true;
+    };
+    let is_running = matches!(found.state, RunState::Running { .. });
+    // The state of an init container says nothing: it is recorded as exited from its start on.
+    found.starts != container.starts || (container.kind != ContainerType::Init && !is_running)
 }
 
-/// Waits until `is_over`, which is asked after each change of the node's containers.
-async fn until_over(mut changes: watch::Receiver<()>, is_over: impl Fn() -> bool) {
-    while !is_over() {
+/// Waits until this start of a container is over, looking after each change of the node's containers.
+async fn until_over(
+    mut changes: watch::Receiver<()>,
+    machine: &Weak<KubeletMachine>,
+    container: &RuntimeContainer,
+) {
+    while machine
+        .upgrade()
+        .is_some_and(|machine| !is_over(&machine, container))
+    {
         if changes.changed().await.is_err() {
             return;
         }

@@ -4,24 +4,14 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 use serde_json::json;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 
-use super::cdi::{CdiCache, CdiHook, DeviceNode, MountPoint, RecordedEdits, Unresolvable};
+use super::cdi::{CdiCache, CdiHook, DeviceNode, MountPoint, RecordedEdits};
 use super::config::KubeletConfig;
-
-/// The error of an injection, for which the container is not created.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum InjectError {
-    #[error("CDI device injection failed: {0}")]
-    Unresolvable(#[from] Unresolvable),
-    #[error("{0}")]
-    Refused(String),
-    #[error("the CDI injector at {} does not answer: {source}", socket.display())]
-    Silent { socket: PathBuf, source: io::Error },
-}
 
 /// The runtime's side of CDI.
 #[derive(Debug)]
@@ -46,32 +36,21 @@ struct InjectorAnswer {
 
 impl From<InjectorAnswer> for RecordedEdits {
     fn from(answer: InjectorAnswer) -> Self {
+        let nodes = answer.device_nodes.into_iter().flatten();
+        let mounts = answer.mounts.into_iter().flatten();
+        let hooks = answer.hooks.into_iter().flatten();
         Self {
             env: answer.env.unwrap_or_default(),
-            device_nodes: answer
-                .device_nodes
-                .into_iter()
-                .flatten()
-                .map(|path| DeviceNode { path })
-                .collect(),
-            mounts: answer
-                .mounts
-                .into_iter()
-                .flatten()
+            device_nodes: nodes.map(|path| DeviceNode { path }).collect(),
+            mounts: mounts
                 .map(|container_path| MountPoint { container_path })
                 .collect(),
-            hooks: answer
-                .hooks
-                .into_iter()
-                .flatten()
-                .map(|args| CdiHook { args })
-                .collect(),
+            hooks: hooks.map(|args| CdiHook { args }).collect(),
         }
     }
 }
 
 impl Injector {
-    /// The injector of a container runtime that starts now.
     pub(crate) fn start(config: &KubeletConfig) -> io::Result<Self> {
         match &config.cdi_injector {
             Some(socket) => Ok(Self::Containerd(socket.clone())),
@@ -80,24 +59,17 @@ impl Injector {
         }
     }
 
-    /// Returns the edits of all `names` as the runtime knows them, and the `names` whose spec on disk has other
-    /// edits by now, which only the model detects.
-    pub(crate) async fn inject(&self, names: &[String]) -> Result<(RecordedEdits, Vec<String>), InjectError> {
+    /// The edits of all `names`, and the `names` whose spec on disk has other edits by now, which only the model detects.
+    pub(crate) async fn inject(&self, names: &[String]) -> Result<(RecordedEdits, Vec<String>)> {
         match self {
-            Self::Modelled(cache) => Ok(cache.inject(names)?),
+            Self::Modelled(cache) => cache.inject(names).context("CDI device injection failed"),
             Self::Containerd(_) if names.is_empty() => Ok((RecordedEdits::default(), Vec::new())),
             Self::Containerd(socket) => {
-                let answer = ask_injector(socket, names)
-                    .await
-                    .map_err(|source| InjectError::Silent {
-                        socket: socket.clone(),
-                        source,
-                    })?;
-                if answer.error.is_empty() {
-                    Ok((answer.into(), Vec::new()))
-                } else {
-                    Err(InjectError::Refused(answer.error))
-                }
+                let answer = ask_injector(socket, names).await;
+                let answer = answer
+                    .with_context(|| format!("the CDI injector at {} does not answer", socket.display()))?;
+                ensure!(answer.error.is_empty(), answer.error);
+                Ok((answer.into(), Vec::new()))
             }
         }
     }
@@ -164,7 +136,7 @@ mod tests {
     #[tokio::test]
     async fn an_error_of_the_injector_is_returned(#[case] line: &'static str, #[case] expected: &str) {
         let (_dir, injector, _asked) = answering(line);
-        let error = injector.inject(&["x".to_owned()]).await.unwrap_err().to_string();
+        let error = format!("{:#}", injector.inject(&["x".to_owned()]).await.unwrap_err());
         assert!(error.contains(expected), "{error}");
     }
 }

@@ -27,7 +27,6 @@ pub(crate) struct KubeletMachine {
     /// The order of a test to hold back admissions.
     pub(crate) hold: watch::Sender<Hold>,
     pub(crate) counts: Mutex<KubeletCounts>,
-    /// The container runtime's socket for plugins, if it has one.
     pub(crate) nri: Option<Nri>,
     /// The container runtime's injection of CDI devices; `None` if CDI is off.
     pub(crate) injector: Option<Injector>,

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use futures::{StreamExt as _, TryStreamExt as _};
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Text;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
@@ -19,17 +20,14 @@ use proto::quantity::Quantity;
 use serde_json::{Map, Value, json};
 
 use super::config::{ADDRESS, KubeletConfig};
-use super::device_manager::{DeviceManager, ENDPOINT_GRACE};
-use super::devices::Capacity;
+use super::device_manager::DeviceManager;
 use super::fit::is_extended;
 use super::machine::KubeletMachine;
-use super::status_manager::api_time;
 use crate::kube_scheduler::ResourceAmounts;
 
 /// Quantities by resource name, as in node status.
 type ResourceList = BTreeMap<String, String>;
 
-/// Keeps the Node object of this machine.
 #[derive(Debug)]
 pub(crate) struct NodeStatusSync {
     machine: Arc<KubeletMachine>,
@@ -65,7 +63,6 @@ impl NodeStatusSync {
         tracing::info!(node = config.node, "node registered");
     }
 
-    /// Creates the Node object if there is none, and writes its labels and resources.
     async fn try_register(&self, is_new_node: bool) -> kube::Result<()> {
         let (config, api) = (&self.machine.config, self.api());
         let name = config.node.as_str();
@@ -105,7 +102,7 @@ impl NodeStatusSync {
         // Resources that the device manager has removed since node status was last right.
         let mut removed: Vec<String> = Vec::new();
         loop {
-            let expiry = self.devices.lock().next_expiry(ENDPOINT_GRACE);
+            let expiry = self.devices.lock().next_expiry();
             tokio::select! {
                 node = nodes.try_next() => match node {
                     Ok(Some(node)) => {
@@ -120,13 +117,13 @@ impl NodeStatusSync {
                 () = self.devices.capacity_changed.notified() => {}
                 () = sleep_until(expiry) => {}
             }
-            let mut counted = self.devices.capacity();
-            removed.append(&mut counted.removed);
+            removed.append(&mut self.devices.remove_expired());
             let Some((capacity, allocatable)) = &current else {
                 continue;
             };
-            counted.removed.clone_from(&removed);
-            let Some(patch) = status_patch(capacity, allocatable, &config.capacity, &counted) else {
+            let counts = self.devices.lock().counts();
+            let Some(patch) = status_patch([capacity, allocatable, &config.capacity], &counts, &removed)
+            else {
                 removed.clear();
                 continue;
             };
@@ -150,20 +147,19 @@ async fn sleep_until(at: Option<tokio::time::Instant>) {
 
 /// The merge patch that corrects node status, or `None` if it is correct.
 fn status_patch(
-    capacity: &ResourceList,
-    allocatable: &ResourceList,
-    own: &ResourceList,
-    plugins: &Capacity,
+    [capacity, allocatable, own]: [&ResourceList; 3],
+    counts: &BTreeMap<String, (usize, usize)>,
+    removed: &[String],
 ) -> Option<Value> {
     let mut wanted: ResourceList = capacity.clone();
     wanted.extend(own.clone());
     // A resource that the device manager has removed stays in node status with the amount zero.
-    for name in &plugins.removed {
+    for name in removed {
         wanted.insert(name.clone(), "0".to_owned());
     }
     // Capacity counts all devices of a resource, allocatable the healthy ones.
     let mut wanted_allocatable = wanted.clone();
-    for (name, (all, healthy)) in &plugins.counts {
+    for (name, (all, healthy)) in counts {
         wanted.insert(name.clone(), all.to_string());
         wanted_allocatable.insert(name.clone(), healthy.to_string());
     }
@@ -202,22 +198,14 @@ fn amounts_of(amounts: &ResourceList) -> ResourceAmounts {
     ResourceAmounts::of_texts(amounts.iter().map(|(name, text)| (name, text.as_str())))
 }
 
-/// Capacity and allocatable resources of a Node.
 fn resources(node: &Node) -> (ResourceList, ResourceList) {
-    let Some(status) = &node.status else {
-        return (ResourceList::new(), ResourceList::new());
-    };
-    (
-        quantities_as_text(status.capacity.as_ref()),
-        quantities_as_text(status.allocatable.as_ref()),
-    )
+    let status = node.status.clone().unwrap_or_default();
+    (as_texts(status.capacity), as_texts(status.allocatable))
 }
 
-fn quantities_as_text(amounts: Option<&BTreeMap<String, Text>>) -> ResourceList {
+fn as_texts(amounts: Option<BTreeMap<String, Text>>) -> ResourceList {
     let amounts = amounts.into_iter().flatten();
-    amounts
-        .map(|(name, amount)| (name.clone(), amount.0.clone()))
-        .collect()
+    amounts.map(|(name, amount)| (name, amount.0)).collect()
 }
 
 /// The labels that kubelet sets on its Node, with those of the configuration.
@@ -231,9 +219,8 @@ fn own_labels(config: &KubeletConfig) -> BTreeMap<String, String> {
     labels
 }
 
-/// The status of a Node that is ready and has these resources.
 fn status_with(config: &KubeletConfig, resources: &ResourceList) -> Value {
-    let now = api_time(Timestamp::now());
+    let now = Time(Timestamp::now());
     json!({
         "addresses": [{"type": "InternalIP", "address": ADDRESS}, {"type": "Hostname", "address": config.node}],
         "capacity": resources,

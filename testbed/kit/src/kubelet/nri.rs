@@ -10,6 +10,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use anyhow::{Result, anyhow, ensure};
 use prost::Message as _;
 use proto::nri::api::{
     self, ConfigureRequest, ConfigureResponse, ContainerAdjustment, ContainerState, CreateContainerRequest,
@@ -21,7 +22,7 @@ use proto::nri::wire::{ConnectionId, Decoder, Kind, Message};
 use proto::nri::{CREATE_CONTAINER_EVENT, PLUGIN_SERVICE};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{Mutex, mpsc, oneshot, watch};
+use tokio::sync::{Mutex, watch};
 use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -35,16 +36,6 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 /// Most containers of one Synchronize message: so few that plugins meet lists in several messages.
 const SYNCHRONIZE_CHUNK: usize = 2;
 
-/// The reason for which a container is not created.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum CreateError {
-    #[error("failed to get NRI adjustment for container: rpc error: code = {} desc = {}", .0.code, .0.message)]
-    Refused(Status),
-    #[error("failed to validate NRI adjustment: a required plugin is not present")]
-    Missing,
-}
-
-/// The runtime's side of the interface.
 #[derive(Debug)]
 pub(crate) struct Nri {
     plugins: Arc<Mutex<Vec<NriPlugin>>>,
@@ -62,14 +53,10 @@ impl Nri {
         let plugins = Arc::new(Mutex::new(Vec::new()));
         let all_plugins = Arc::clone(&plugins);
         let (registrations, n_registered) = watch::channel(0);
-        let registrations = Arc::new(registrations);
         let accepting = async move {
             while let Ok((stream, _)) = listener.accept().await {
-                let (all_plugins, runtime, registrations) = (
-                    Arc::clone(&all_plugins),
-                    Arc::clone(&runtime),
-                    Arc::clone(&registrations),
-                );
+                let (all_plugins, runtime) = (Arc::clone(&all_plugins), Arc::clone(&runtime));
+                let registrations = registrations.clone();
                 tokio::spawn(async move {
                     // No container is made during Synchronize, or the plugin would miss it.
                     let mut plugins = all_plugins.lock().await;
@@ -88,7 +75,6 @@ impl Nri {
         })
     }
 
-    /// Waits until plugins have registered `times` times.
     pub(crate) async fn until_registered(&self, times: usize) {
         // The sender lives as long as plugins are accepted.
         let _ = self.n_registered.clone().wait_for(|count| *count >= times).await;
@@ -99,7 +85,7 @@ impl Nri {
         &self,
         pod: &KubeletPod,
         mut container: RuntimeContainer,
-    ) -> Result<RuntimeContainer, CreateError> {
+    ) -> Result<RuntimeContainer> {
         let mut plugins = self.plugins.lock().await;
         // Plugins whose connection has closed are left out of the list that is put together again below.
         let mut not_called = std::mem::take(&mut *plugins).into_iter();
@@ -111,61 +97,54 @@ impl Nri {
                 pod: Some(sandbox_of_pod(pod)),
                 container: Some(as_message(&container)),
             };
-            outcome = match plugin
+            match plugin
                 .call::<CreateContainerResponse>("CreateContainer", &request)
                 .await
             {
-                Ok(Ok(response)) => {
-                    adjust(&mut container, response.adjust.unwrap_or_default());
-                    Ok(())
+                Some(Ok(response)) => adjust(&mut container, response.adjust.unwrap_or_default()),
+                Some(Err(Status { code, message, .. })) => {
+                    outcome = Err(anyhow!(
+                        "failed to get NRI adjustment for container: rpc error: code = {code} desc = {message}"
+                    ));
                 }
-                Ok(Err(status)) => Err(CreateError::Refused(status)),
                 // A plugin whose connection has closed is no obstacle: containerd goes on without it.
-                Err(Closed) => continue,
-            };
+                None => continue,
+            }
             plugins.push(plugin);
         }
         plugins.extend(not_called);
-        if self.is_required && plugins.is_empty() {
-            return Err(CreateError::Missing);
-        }
+        ensure!(
+            !self.is_required || !plugins.is_empty(),
+            "failed to validate NRI adjustment: a required plugin is not present"
+        );
         outcome.map(|()| container)
     }
 }
 
-/// The plugin gives no answer: its connection has closed, the answer is late, or it does not decode.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Closed;
-
-type AnswerSender = oneshot::Sender<Response>;
-
-/// A plugin that has registered.
 #[derive(Debug)]
 struct NriPlugin {
-    calls: mpsc::Sender<(Vec<u8>, AnswerSender)>,
-    _link: AbortOnDropHandle<()>,
+    stream: UnixStream,
+    decoder: Decoder,
+    next_call: u32,
 }
 
 impl NriPlugin {
     /// Waits for a plugin to register, configures and synchronizes it; `None` if that fails.
     async fn register(stream: UnixStream, runtime: &Runtime) -> Option<Self> {
-        let (calls, inbox) = mpsc::channel(1);
-        let (registered, is_registered) = oneshot::channel();
-        let link = Link {
+        let mut plugin = Self {
             stream,
             decoder: Decoder::default(),
-            registered: Some(registered),
-            waiting: HashMap::new(),
             next_call: 1,
         };
-        let link = AbortOnDropHandle::new(tokio::spawn(link.run(inbox)));
-        let mut plugin = Self { calls, _link: link };
-        timeout(ANSWER_LIMIT, is_registered).await.ok()?.ok()?;
+        timeout(ANSWER_LIMIT, plugin.take_registration())
+            .await
+            .ok()?
+            .ok()?;
         let request = ConfigureRequest {
             runtime_name: "testbed".to_owned(),
             ..ConfigureRequest::default()
         };
-        let configured: ConfigureResponse = plugin.call("Configure", &request).await.ok()?.ok()?;
+        let configured: ConfigureResponse = plugin.call("Configure", &request).await?.ok()?;
         if configured.events != CREATE_CONTAINER_EVENT {
             tracing::warn!(
                 configured.events,
@@ -189,121 +168,90 @@ impl NriPlugin {
                 containers: part.iter().map(as_message).collect(),
                 more: !is_last,
             };
-            let answer: SynchronizeResponse = plugin.call("Synchronize", &request).await.ok()?.ok()?;
+            let answer: SynchronizeResponse = plugin.call("Synchronize", &request).await?.ok()?;
             // A plugin that does not repeat `more` has not understood that the list goes on.
             (answer.more == request.more).then_some(())?;
         }
         Some(plugin)
     }
 
-    /// Calls a method of the NRI plugin. The inner result is the plugin's answer.
+    /// Reads the call by which the plugin registers, and answers it.
+    async fn take_registration(&mut self) -> io::Result<()> {
+        let call = self.receive(ConnectionId::Runtime, Kind::Request).await?;
+        let response = Response {
+            status: None,
+            payload: Empty {}.encode_to_vec(),
+        };
+        let answer = Message {
+            kind: Kind::Response,
+            payload: response.encode_to_vec(),
+            ..call
+        };
+        self.send(&answer).await
+    }
+
+    /// Calls a method of the plugin; `None` if the connection has closed, the answer is late, or it does not decode.
     async fn call<A: prost::Message + Default>(
         &mut self,
         method: &str,
         message: &impl prost::Message,
-    ) -> Result<Result<A, Status>, Closed> {
+    ) -> Option<Result<A, Status>> {
         let request = Request {
             service: PLUGIN_SERVICE.to_owned(),
             method: method.to_owned(),
             payload: message.encode_to_vec(),
             timeout_nano: i64::try_from(ANSWER_LIMIT.as_nanos()).unwrap_or(i64::MAX),
         };
-        let (answer, answered) = oneshot::channel();
-        self.calls
-            .send((request.encode_to_vec(), answer))
-            .await
-            .map_err(|_| Closed)?;
-        let response = timeout(ANSWER_LIMIT, answered)
-            .await
-            .map_err(|_| Closed)?
-            .map_err(|_| Closed)?;
-        Ok(match response.status {
-            Some(status) if status.code != 0 => Err(status),
-            _ => Ok(A::decode(response.payload.as_slice()).map_err(|_| Closed)?),
-        })
-    }
-}
-
-/// The connection to a plugin.
-struct Link {
-    stream: UnixStream,
-    decoder: Decoder,
-    /// Used up by the plugin's registration.
-    registered: Option<oneshot::Sender<()>>,
-    /// The callers that wait for an answer, by the number of their call.
-    waiting: HashMap<u32, AnswerSender>,
-    next_call: u32,
-}
-
-impl Link {
-    /// Serves the connection, with the calls of `inbox`, until it closes.
-    async fn run(mut self, mut inbox: mpsc::Receiver<(Vec<u8>, AnswerSender)>) {
-        if let Err(error) = self.serve(&mut inbox).await {
-            tracing::warn!(%error, "a plugin of the container runtime is closed");
+        let response = match timeout(ANSWER_LIMIT, self.exchange(&request)).await {
+            Ok(Ok(response)) => response,
+            Ok(Err(error)) => {
+                tracing::warn!(%error, "a plugin of the container runtime is closed");
+                return None;
+            }
+            Err(_) => return None,
+        };
+        match response.status {
+            Some(status) if status.code != 0 => Some(Err(status)),
+            _ => A::decode(response.payload.as_slice()).ok().map(Ok),
         }
     }
 
-    /// Passes calls to the plugin, and its answers to the callers.
-    async fn serve(&mut self, inbox: &mut mpsc::Receiver<(Vec<u8>, AnswerSender)>) -> io::Result<()> {
+    /// Sends a call and waits for its answer; there is one call at a time.
+    async fn exchange(&mut self, request: &Request) -> io::Result<Response> {
+        let message = Message {
+            connection: ConnectionId::Plugin,
+            call: self.next_call,
+            kind: Kind::Request,
+            payload: request.encode_to_vec(),
+        };
+        // ttrpc: calls of the side that opens the connection have odd numbers.
+        self.next_call += 2;
+        self.send(&message).await?;
+        let answer = self.receive(ConnectionId::Plugin, Kind::Response).await?;
+        Response::decode(answer.payload.as_slice()).map_err(io::Error::other)
+    }
+
+    /// The next message of this kind on a connection; others mean nothing to this runtime.
+    async fn receive(&mut self, connection: ConnectionId, kind: Kind) -> io::Result<Message> {
         // Longer messages come in pieces, which the decoder puts together.
         let mut buffer = [0; 4096];
         loop {
-            tokio::select! {
-                read = self.stream.read(&mut buffer) => {
-                    let n_read = read?;
-                    if n_read == 0 {
-                        return Ok(());
-                    }
-                    let bytes = buffer.get(..n_read).unwrap_or_default();
-                    for message in self.decoder.feed(bytes).map_err(io::Error::other)? {
-                        self.take(message).await?;
-                    }
-                }
-                Some((payload, answer)) = inbox.recv() => {
-                    let call = self.next_call;
-                    // ttrpc: calls of the side that opens the connection have odd numbers.
-                    self.next_call += 2;
-                    self.waiting.insert(call, answer);
-                    self.send(&Message { connection: ConnectionId::Plugin, call, kind: Kind::Request, payload }).await?;
+            let n_read = self.stream.read(&mut buffer).await?;
+            if n_read == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            let bytes = buffer.get(..n_read).unwrap_or_default();
+            for message in self.decoder.feed(bytes).map_err(io::Error::other)? {
+                if (message.connection, message.kind) == (connection, kind) {
+                    return Ok(message);
                 }
             }
         }
-    }
-
-    /// Handles a message of the plugin: its registration, or its answer to a call.
-    async fn take(&mut self, message: Message) -> io::Result<()> {
-        match (message.connection, message.kind) {
-            (ConnectionId::Runtime, Kind::Request) => {
-                let response = Response {
-                    status: None,
-                    payload: Empty {}.encode_to_vec(),
-                };
-                self.send(&Message {
-                    kind: Kind::Response,
-                    payload: response.encode_to_vec(),
-                    ..message
-                })
-                .await?;
-                if let Some(registered) = self.registered.take() {
-                    // The receiver is gone if the registration has timed out.
-                    let _ = registered.send(());
-                }
-            }
-            (ConnectionId::Plugin, Kind::Response) => {
-                let response = Response::decode(message.payload.as_slice()).map_err(io::Error::other)?;
-                if let Some(answer) = self.waiting.remove(&message.call) {
-                    let _ = answer.send(response);
-                }
-            }
-            _ => {}
-        }
-        Ok(())
     }
 
     async fn send(&mut self, message: &Message) -> io::Result<()> {
-        self.stream
-            .write_all(&message.encode().map_err(io::Error::other)?)
-            .await
+        let bytes = message.encode().map_err(io::Error::other)?;
+        self.stream.write_all(&bytes).await
     }
 }
 
@@ -329,40 +277,41 @@ fn sandbox_of_running(container: &RuntimeContainer) -> PodSandbox {
     }
 }
 
-/// A container in the form of an NRI message.
 fn as_message(container: &RuntimeContainer) -> api::Container {
     let state = match container.state {
         RunState::Waiting { .. } => ContainerState::Created,
         RunState::Running { .. } => ContainerState::Running,
         RunState::Exited { .. } => ContainerState::Stopped,
     };
-    let node = |path: &String| LinuxDevice {
-        path: path.clone(),
-        r#type: "c".to_owned(),
-        major: 195,
-        minor: 0,
-    };
+    let mut devices = Vec::new();
+    for path in &container.device_nodes {
+        devices.push(LinuxDevice {
+            path: path.clone(),
+            r#type: "c".to_owned(),
+            major: 195,
+            minor: 0,
+        });
+    }
+    let env = container
+        .env
+        .iter()
+        .map(|(name, value)| format!("{name}={value}"))
+        .collect();
     api::Container {
         id: format!("{}/{}", container.pod_uid, container.name),
         pod_sandbox_id: container.pod_uid.clone(),
         name: container.name.clone(),
         state: state.into(),
-        env: container
-            .env
-            .iter()
-            .map(|(name, value)| format!("{name}={value}"))
-            .collect(),
-        linux: Some(LinuxContainer {
-            devices: container.device_nodes.iter().map(node).collect(),
-        }),
+        env,
+        linux: Some(LinuxContainer { devices }),
     }
 }
 
 /// Applies an NRI plugin's adjustment to the environment and device nodes of a container.
 fn adjust(container: &mut RuntimeContainer, adjustment: ContainerAdjustment) {
-    container
-        .env
-        .extend(adjustment.env.into_iter().map(|pair| (pair.key, pair.value)));
+    for pair in adjustment.env {
+        container.env.insert(pair.key, pair.value);
+    }
     let mut nodes: Vec<String> = Vec::new();
     for device in adjustment.linux.into_iter().flat_map(|linux| linux.devices) {
         match device.path.strip_prefix('-') {

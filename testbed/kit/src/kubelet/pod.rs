@@ -34,14 +34,12 @@ pub(crate) struct ContainerSpec {
     pub(crate) limits: BTreeMap<String, i64>,
     pub(crate) env: Vec<EnvVar>,
     pub(crate) env_from: Vec<EnvFromSource>,
-    /// Claims of the pod that it uses.
     pub(crate) claims: Vec<String>,
     pub(crate) is_privileged: bool,
     /// The commands of `gpu-probe`; empty if the container runs another program.
     pub(crate) probe_commands: Vec<String>,
 }
 
-/// A pod bound to this node.
 #[derive(Clone, Debug)]
 pub(crate) struct KubeletPod {
     pub(crate) uid: String,
@@ -54,7 +52,6 @@ pub(crate) struct KubeletPod {
     pub(crate) runtime_class: Option<String>,
     /// Names of `ResourceClaim`s, by the names under which containers use them.
     pub(crate) claims: BTreeMap<String, String>,
-    /// The requests of the whole pod.
     pub(crate) requests: ResourceAmounts,
     /// True for `restartPolicy: Always`, the default.
     pub(crate) restarts: bool,
@@ -110,7 +107,6 @@ impl KubeletPod {
     }
 }
 
-/// Reads the fields of a container that kubelet needs.
 fn read_container(container: &Container, kind: ContainerType) -> ContainerSpec {
     let resources = container.resources.clone().unwrap_or_default();
     let mut limits = BTreeMap::new();

@@ -17,31 +17,23 @@ use tonic::{Request, Response, Status};
 
 use super::claims::PreparedClaims;
 use super::device_manager::DeviceManager;
-use super::devices::DeviceHolder;
-use super::devices::DeviceManagerState;
-use super::machine::KubeletMachine;
+use super::devices::{DeviceHolder, DeviceManagerState};
 use super::pod::{ContainerType, KubeletPod};
-use super::pod_table::PodTable;
+use super::run::KubeletRun;
 
 /// The service of `pod-resources/kubelet.sock`.
 #[derive(Debug)]
 pub(crate) struct PodResourcesService {
-    machine: Arc<KubeletMachine>,
+    run: Arc<KubeletRun>,
     devices: Arc<DeviceManager>,
-    pods: Arc<PodTable>,
     limit: RateLimit,
 }
 
 impl PodResourcesService {
-    pub(crate) fn new(
-        machine: &Arc<KubeletMachine>,
-        devices: &Arc<DeviceManager>,
-        pods: &Arc<PodTable>,
-    ) -> Self {
+    pub(crate) fn new(run: &Arc<KubeletRun>, devices: &Arc<DeviceManager>) -> Self {
         Self {
-            machine: Arc::clone(machine),
+            run: Arc::clone(run),
             devices: Arc::clone(devices),
-            pods: Arc::clone(pods),
             limit: RateLimit::full(),
         }
     }
@@ -49,22 +41,21 @@ impl PodResourcesService {
 
 #[tonic::async_trait]
 impl PodResourcesLister for PodResourcesService {
-    /// Answers the call List: the devices of all pods that have not ended.
     async fn list(
         &self,
         _: Request<ListPodResourcesRequest>,
     ) -> Result<Response<ListPodResourcesResponse>, Status> {
-        self.machine.counts.lock().lists += 1;
+        self.run.machine.counts.lock().lists += 1;
         if !self.limit.allow() {
             return Err(Status::resource_exhausted("rejected by rate limit"));
         }
         // List frees the devices of ended pods first (UpdateAllocatedDevices), so a caller never sees them.
-        let active: Vec<Arc<KubeletPod>> = self.pods.lock().active().cloned().collect();
+        let active: Vec<Arc<KubeletPod>> = self.run.pods.lock().active().cloned().collect();
         self.devices.free_ended();
         let devices = self.devices.lock();
         let pod_resources = active
             .iter()
-            .map(|pod| devices_of_pod(&devices, &self.machine.claims, pod))
+            .map(|pod| devices_of_pod(&devices, &self.run.machine.claims, pod))
             .collect();
         Ok(Response::new(ListPodResourcesResponse { pod_resources }))
     }
@@ -84,41 +75,35 @@ impl PodResourcesLister for PodResourcesService {
     }
 }
 
-/// The devices that the containers of a pod hold.
 fn devices_of_pod(devices: &DeviceManagerState, claims: &PreparedClaims, pod: &KubeletPod) -> PodResources {
-    let listed_containers = pod
-        .containers
-        .iter()
+    let mut containers = Vec::new();
+    for container in &pod.containers {
         // kubelet leaves out ordinary init containers, as they have ended before the pod runs.
-        .filter(|container| container.kind != ContainerType::Init);
-    let containers = listed_containers.map(|container| {
+        if container.kind == ContainerType::Init {
+            continue;
+        }
         let mut listed = Vec::new();
         for (resource, grant) in devices.held().of(&DeviceHolder::new(pod, container)) {
-            listed.extend(
-                grant
-                    .device_ids()
-                    .iter()
-                    .map(|id| one_device(devices, resource, id)),
-            );
+            for id in grant.device_ids() {
+                listed.push(one_device(devices, resource, id));
+            }
         }
-        ContainerResources {
+        containers.push(ContainerResources {
             name: container.name.clone(),
             devices: listed,
             dynamic_resources: claims.of(pod, container),
             ..ContainerResources::default()
-        }
-    });
+        });
+    }
     PodResources {
         name: pod.name.clone(),
         namespace: pod.namespace.clone(),
-        containers: containers.collect(),
+        containers,
     }
 }
 
-/// One device as the API lists it, with its NUMA nodes.
-fn one_device(devices: &DeviceManagerState, resource: &str, id: &str) -> ContainerDevices {
-    let topology = devices.topology(resource, id);
-    let nodes = topology.map(|topology| TopologyInfo {
+fn one_device(devices: &DeviceManagerState, resource: &str, id: String) -> ContainerDevices {
+    let topology = devices.topology(resource, &id).map(|topology| TopologyInfo {
         nodes: topology
             .nodes
             .iter()
@@ -127,8 +112,8 @@ fn one_device(devices: &DeviceManagerState, resource: &str, id: &str) -> Contain
     });
     ContainerDevices {
         resource_name: resource.to_owned(),
-        device_ids: vec![id.to_owned()],
-        topology: nodes,
+        device_ids: vec![id],
+        topology,
     }
 }
 
@@ -142,7 +127,6 @@ const BURST: f64 = 10.0;
 pub(crate) struct RateLimit(Mutex<(f64, Instant)>);
 
 impl RateLimit {
-    /// A limit with all its tokens.
     pub(crate) fn full() -> Self {
         Self(Mutex::new((BURST, Instant::now())))
     }

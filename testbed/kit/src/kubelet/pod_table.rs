@@ -4,10 +4,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use k8s_openapi::jiff::Timestamp;
-use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::pod::KubeletPod;
@@ -21,11 +19,9 @@ pub(crate) enum PodCommand {
     Remove,
     /// The pod has more ephemeral containers.
     Update(Arc<KubeletPod>),
-    /// This container has crashed.
     Restart(String),
 }
 
-/// A pod that kubelet knows, and its state.
 #[derive(Debug)]
 pub(crate) struct PodRecord {
     pub(crate) spec: Arc<KubeletPod>,
@@ -49,31 +45,13 @@ impl PodRecord {
 
 #[derive(Debug, Default)]
 pub(crate) struct PodTable {
-    pods: Mutex<PodRecords>,
-    sources_ready: AtomicBool,
+    /// The pods that kubelet knows, by UID.
+    pub(crate) records: BTreeMap<String, PodRecord>,
+    /// True once every pod of the first list has been admitted or refused.
+    pub(crate) sources_ready: bool,
 }
 
 impl PodTable {
-    pub(crate) fn lock(&self) -> MutexGuard<'_, PodRecords> {
-        self.pods.lock()
-    }
-
-    /// True once every pod of the first list has been admitted or refused.
-    pub(crate) fn sources_ready(&self) -> bool {
-        self.sources_ready.load(Ordering::Acquire)
-    }
-
-    /// Notes that every pod of the first list has been handled.
-    pub(crate) fn set_sources_ready(&self) {
-        self.sources_ready.store(true, Ordering::Release);
-    }
-}
-
-/// The pods that kubelet knows, by UID.
-#[derive(Debug, Default)]
-pub(crate) struct PodRecords(pub(crate) BTreeMap<String, PodRecord>);
-
-impl PodRecords {
     /// Adds a pod that kubelet has seen for the first time.
     pub(crate) fn arrive(&mut self, spec: &Arc<KubeletPod>) {
         let record = PodRecord {
@@ -83,21 +61,18 @@ impl PodRecords {
             worker: None,
             conditions: BTreeMap::new(),
         };
-        self.0.insert(spec.uid.clone(), record);
+        self.records.insert(spec.uid.clone(), record);
     }
 
     pub(crate) fn end(&mut self, uid: &str) {
-        if let Some(record) = self.0.get_mut(uid) {
+        if let Some(record) = self.records.get_mut(uid) {
             record.ended = true;
         }
     }
 
-    /// The pods that have not ended.
     pub(crate) fn active(&self) -> impl Iterator<Item = &Arc<KubeletPod>> {
-        self.0
-            .values()
-            .filter(|record| !record.ended)
-            .map(|record| &record.spec)
+        let active = self.records.values().filter(|record| !record.ended);
+        active.map(|record| &record.spec)
     }
 
     pub(crate) fn active_uids(&self) -> BTreeSet<String> {

@@ -8,36 +8,33 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::time::Instant;
 
 use super::container_start::{ContainerStarter, StartError};
-use super::machine::KubeletMachine;
 use super::pod::{ContainerSpec, ContainerType, KubeletPod};
-use super::pod_table::{PodCommand, PodTable};
+use super::pod_table::PodCommand;
+use super::run::KubeletRun;
 use super::runtime::{RunState, RuntimeContainer};
 use super::status_manager::StatusManager;
-use super::tasks::KubeletTasks;
 
-/// Starts and ends the containers of admitted pods.
 #[derive(Debug)]
 pub(crate) struct PodWorkers {
+    pub(crate) run: Arc<KubeletRun>,
     pub(crate) starter: ContainerStarter,
-    pub(crate) pods: Arc<PodTable>,
     pub(crate) status: Arc<StatusManager>,
-    pub(crate) tasks: KubeletTasks,
 }
 
 impl PodWorkers {
     /// Starts the task that runs an admitted pod's containers.
     pub(crate) fn start(self: &Arc<Self>, pod: &Arc<KubeletPod>) {
         let (sender, commands) = unbounded_channel();
-        if let Some(record) = self.pods.lock().0.get_mut(&pod.uid) {
+        if let Some(record) = self.run.pods.lock().records.get_mut(&pod.uid) {
             record.worker = Some(sender);
         }
         let workers = Arc::clone(self);
         let pod = Arc::clone(pod);
-        self.tasks.spawn(async move { workers.run(pod, commands).await });
+        self.run.spawn(async move { workers.work(pod, commands).await });
     }
 
     /// Runs the task of one pod: starts its containers, repeats failed starts, and obeys commands until the pod is removed.
-    async fn run(&self, mut pod: Arc<KubeletPod>, mut commands: UnboundedReceiver<PodCommand>) {
+    async fn work(&self, mut pod: Arc<KubeletPod>, mut commands: UnboundedReceiver<PodCommand>) {
         let mut next_sync = Some(Instant::now());
         self.status.publish_status(&pod);
         loop {
@@ -65,15 +62,11 @@ impl PodWorkers {
                     Some(command) => return self.terminate(&pod, &command),
                 },
                 is_done = step => {
-                    next_sync = (!is_done).then(|| Instant::now() + self.machine().config.delays.start_retry);
+                    next_sync = (!is_done).then(|| Instant::now() + self.run.machine.config.delays.start_retry);
                     self.status.publish_status(&pod);
                 }
             }
         }
-    }
-
-    fn machine(&self) -> &KubeletMachine {
-        &self.starter.machine
     }
 
     /// Starts the containers that should run and do not; returns false if one of them has to be tried again.
@@ -97,7 +90,7 @@ impl PodWorkers {
 
     /// Returns true if a container has not started yet, or has to start again after its exit.
     fn should_start(&self, pod: &KubeletPod, container: &ContainerSpec) -> bool {
-        match self.machine().runtime.state(&pod.uid, &container.name) {
+        match self.run.machine.runtime.state(&pod.uid, &container.name) {
             None | Some(RunState::Waiting { .. }) => true,
             Some(RunState::Running { .. }) => false,
             Some(RunState::Exited { .. }) => {
@@ -106,23 +99,22 @@ impl PodWorkers {
         }
     }
 
-    /// Makes a container wait for its next start, as after a crash.
     fn crash(&self, pod: &KubeletPod, container: &str) {
         let state = RunState::Waiting {
             reason: "ContainerCreating".to_owned(),
             message: "restarted after a crash".to_owned(),
         };
-        self.machine().runtime.set_state(&pod.uid, container, state);
+        self.run.machine.runtime.set_state(&pod.uid, container, state);
     }
 
     /// Shows a failed start in the container's state, and writes an event if the failure is a new one.
     fn report_failed_start(&self, pod: &KubeletPod, container: &ContainerSpec, error: &StartError) {
         let state = RunState::Waiting {
-            reason: error.reason().to_owned(),
+            reason: error.reason.to_owned(),
             message: error.to_string(),
         };
         tracing::warn!(pod = pod.full_name(), container = container.name, %error, "container not started");
-        let runtime = &self.machine().runtime;
+        let runtime = &self.run.machine.runtime;
         if runtime.state(&pod.uid, &container.name).as_ref() != Some(&state) {
             self.status
                 .publish_event(pod, "Failed", &format!("Error: {error}"));
@@ -134,14 +126,14 @@ impl PodWorkers {
 
     /// Kills the containers of a pod, and deletes the pod at the API server unless that has removed it already.
     fn terminate(&self, pod: &KubeletPod, command: &PodCommand) {
-        self.machine().runtime.kill(&pod.uid);
-        self.pods.lock().end(&pod.uid);
+        self.run.machine.runtime.kill(&pod.uid);
+        self.run.pods.lock().end(&pod.uid);
         if matches!(command, PodCommand::Remove) {
-            self.machine().runtime.remove(&pod.uid);
+            self.run.machine.runtime.remove(&pod.uid);
         } else {
             self.status.publish_status(pod);
             self.status.publish_deletion(pod);
         }
-        self.machine().notify();
+        self.run.machine.notify();
     }
 }

@@ -111,10 +111,8 @@ impl RuntimeContainer {
     }
 }
 
-/// The attempts to start a container.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct StartAttempts {
-    /// The errors of the failed attempts.
     pub(crate) refusals: Vec<String>,
     pub(crate) spent: StartTimes,
 }
@@ -122,7 +120,6 @@ pub(crate) struct StartAttempts {
 /// The time that attempts to start a container have taken.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct StartTimes {
-    /// The whole time.
     pub(crate) total: Duration,
     /// `PreStartContainer` of plugins.
     pub(crate) pre_start: Duration,
@@ -130,37 +127,10 @@ pub(crate) struct StartTimes {
     pub(crate) injection: Duration,
 }
 
-type OnContainers = dyn Fn(&mut dyn Iterator<Item = &RuntimeContainer>) + Send + Sync;
-
 /// A function that gets all containers of the node after each change of one, before any client can see the change.
-#[derive(Clone, Default)]
-pub struct ContainersHook(Option<Arc<OnContainers>>);
-
-impl ContainersHook {
-    /// Makes a hook of a function.
-    pub fn new(call: impl Fn(&mut dyn Iterator<Item = &RuntimeContainer>) + Send + Sync + 'static) -> Self {
-        Self(Some(Arc::new(call)))
-    }
-
-    pub(crate) fn call<'a>(&self, mut containers: impl Iterator<Item = &'a RuntimeContainer>) {
-        if let Some(call) = &self.0 {
-            call(&mut containers);
-        }
-    }
-}
-
-impl fmt::Debug for ContainersHook {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "ContainersHook({})",
-            if self.0.is_some() { "set" } else { "none" }
-        )
-    }
-}
+pub type ContainersHook = Arc<dyn Fn(&[&RuntimeContainer]) + Send + Sync>;
 
 /// All containers of the node.
-#[derive(Debug)]
 pub(crate) struct Runtime {
     /// By the UID of the pod and the name of the container.
     containers: Mutex<BTreeMap<(String, String), RuntimeContainer>>,
@@ -168,6 +138,12 @@ pub(crate) struct Runtime {
     attempts: Mutex<BTreeMap<(String, String), StartAttempts>>,
     hook: ContainersHook,
     changed: watch::Sender<()>,
+}
+
+impl fmt::Debug for Runtime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Runtime")
+    }
 }
 
 impl Runtime {
@@ -184,31 +160,33 @@ impl Runtime {
     fn change<T>(&self, change: impl FnOnce(&mut BTreeMap<(String, String), RuntimeContainer>) -> T) -> T {
         let mut containers = self.containers.lock();
         let changed = change(&mut containers);
-        self.hook.call(containers.values());
+        (self.hook)(&containers.values().collect::<Vec<_>>());
         drop(containers);
         self.changed.send_replace(());
         changed
     }
 
     pub(crate) fn state(&self, uid: &str, container: &str) -> Option<RunState> {
-        self.containers
-            .lock()
-            .get(&(uid.to_owned(), container.to_owned()))
-            .map(|found| found.state.clone())
-    }
-
-    /// The containers of one pod, by name.
-    pub(crate) fn of_pod(&self, uid: &str) -> BTreeMap<String, RuntimeContainer> {
         let containers = self.containers.lock();
-        let of_pod = containers
-            .range((uid.to_owned(), String::new())..)
-            .take_while(|((of, _), _)| of == uid);
-        of_pod
-            .map(|((_, name), container)| (name.clone(), container.clone()))
-            .collect()
+        Some(
+            containers
+                .get(&(uid.to_owned(), container.to_owned()))?
+                .state
+                .clone(),
+        )
     }
 
-    /// The containers of all pods.
+    pub(crate) fn of_pod(&self, uid: &str) -> BTreeMap<String, RuntimeContainer> {
+        let mut of_pod = BTreeMap::new();
+        for ((of, name), container) in self.containers.lock().range((uid.to_owned(), String::new())..) {
+            if of != uid {
+                break;
+            }
+            of_pod.insert(name.clone(), container.clone());
+        }
+        of_pod
+    }
+
     pub(crate) fn all(&self) -> Vec<RuntimeContainer> {
         self.containers.lock().values().cloned().collect()
     }
@@ -231,24 +209,21 @@ impl Runtime {
     pub(crate) fn set_gpu_bytes(&self, started: &RuntimeContainer, bytes: u64) {
         let key = (started.pod_uid.clone(), started.name.clone());
         self.change(|containers| {
-            if let Some(found) = containers
-                .get_mut(&key)
-                .filter(|found| found.starts == started.starts)
+            if let Some(found) = containers.get_mut(&key)
+                && found.starts == started.starts
             {
                 found.gpu_bytes = bytes;
             }
         });
     }
 
-    /// Kills every running container of a pod.
     pub(crate) fn kill(&self, uid: &str) {
         let finished = Timestamp::now();
         self.change(|containers| {
-            for container in containers
-                .values_mut()
-                .filter(|container| container.pod_uid == uid)
-            {
-                if let RunState::Running { since } = container.state {
+            for ((of, _), container) in containers {
+                if let RunState::Running { since } = container.state
+                    && of == uid
+                {
                     container.state = RunState::Exited {
                         code: KILLED,
                         started: since,
@@ -268,9 +243,8 @@ impl Runtime {
         error: Option<String>,
     ) -> StartAttempts {
         let mut attempts = self.attempts.lock();
-        let attempt = attempts
-            .entry((uid.to_owned(), container.to_owned()))
-            .or_default();
+        let key = (uid.to_owned(), container.to_owned());
+        let attempt = attempts.entry(key.clone()).or_default();
         attempt.spent.total += spent.total;
         attempt.spent.pre_start += spent.pre_start;
         attempt.spent.injection += spent.injection;
@@ -278,12 +252,11 @@ impl Runtime {
         attempt.refusals.extend(error);
         let all = attempt.clone();
         if !has_failed {
-            attempts.remove(&(uid.to_owned(), container.to_owned()));
+            attempts.remove(&key);
         }
         all
     }
 
-    /// Forgets a pod's containers.
     pub(crate) fn remove(&self, uid: &str) {
         self.attempts.lock().retain(|(of, _), _| of != uid);
         self.change(|containers| containers.retain(|(of, _), _| of != uid));

@@ -1,4 +1,4 @@
-//! kubelet's listening sockets, whose connections end when the kubelet process does.
+//! Unix sockets of gRPC, and kubelet's listening ones, whose connections end when the kubelet process does.
 //!
 //! tonic keeps open connections after its server has ended. A killed process would not, so these connections break.
 
@@ -6,15 +6,18 @@ use std::future::Future;
 use std::io;
 use std::path::Path;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use futures::Stream;
 use futures::StreamExt as _;
+use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{UnixListener, UnixStream};
 use tokio_stream::wrappers::UnixListenerStream;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::transport::server::Connected;
+use tonic::transport::{Channel, Endpoint};
 
 /// A connection that breaks off when its token is cancelled.
 #[derive(Debug)]
@@ -40,6 +43,18 @@ pub(crate) fn listen(
             severed: Box::pin(cancel.clone().cancelled_owned()),
         })
     }))
+}
+
+/// Connects to the socket at `path`.
+pub(crate) async fn dial(path: &Path) -> Result<Channel, tonic::transport::Error> {
+    let path: Arc<Path> = Arc::from(path);
+    let connector = tower::service_fn(move |_| {
+        let path = Arc::clone(&path);
+        async move { UnixStream::connect(path).await.map(TokioIo::new) }
+    });
+    // A Unix socket has no host name; "localhost" is the authority that HTTP/2 servers accept.
+    let endpoint = Endpoint::from_static("http://localhost");
+    endpoint.connect_with_connector(connector).await
 }
 
 /// Removes the socket at `path`, which its listener may have removed already.

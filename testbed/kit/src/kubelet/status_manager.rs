@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use k8s_openapi::api::core::v1::{Event, Pod};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
@@ -18,21 +19,17 @@ use tokio::sync::Semaphore;
 use super::config::ADDRESS;
 use super::device_manager::DeviceManager;
 use super::devices::DeviceHolder;
-use super::machine::KubeletMachine;
 use super::pod::{ContainerSpec, ContainerType, KubeletPod};
-use super::pod_table::PodTable;
+use super::run::KubeletRun;
 use super::runtime::{RunState, RuntimeContainer};
-use super::tasks::KubeletTasks;
 
 /// Most requests to the API server at one time.
 const MAX_IN_FLIGHT: usize = 32;
 
 #[derive(Debug)]
 pub(crate) struct StatusManager {
-    machine: Arc<KubeletMachine>,
-    pods: Arc<PodTable>,
+    run: Arc<KubeletRun>,
     devices: Arc<DeviceManager>,
-    tasks: KubeletTasks,
     /// Pods with a task that writes, by UID.
     pending: Mutex<BTreeMap<String, PendingWrites>>,
     permits: Semaphore,
@@ -40,26 +37,17 @@ pub(crate) struct StatusManager {
 }
 
 /// The writes about one pod that have not been performed yet.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct PendingWrites {
-    namespace: String,
-    name: String,
     status: Option<Value>,
     delete: bool,
 }
 
 impl StatusManager {
-    pub(crate) fn new(
-        machine: &Arc<KubeletMachine>,
-        pods: &Arc<PodTable>,
-        devices: &Arc<DeviceManager>,
-        tasks: &KubeletTasks,
-    ) -> Self {
+    pub(crate) fn new(run: &Arc<KubeletRun>, devices: &Arc<DeviceManager>) -> Self {
         Self {
-            machine: Arc::clone(machine),
-            pods: Arc::clone(pods),
+            run: Arc::clone(run),
             devices: Arc::clone(devices),
-            tasks: tasks.clone(),
             pending: Mutex::default(),
             permits: Semaphore::new(MAX_IN_FLIGHT),
             n_events: AtomicU64::new(0),
@@ -68,9 +56,9 @@ impl StatusManager {
 
     /// Writes the status of a pod as its containers are now.
     pub(crate) fn publish_status(self: &Arc<Self>, pod: &KubeletPod) {
-        let containers = self.machine.runtime.of_pod(&pod.uid);
-        let mut pods = self.pods.lock();
-        let Some(record) = pods.0.get_mut(&pod.uid) else {
+        let containers = self.run.machine.runtime.of_pod(&pod.uid);
+        let mut pods = self.run.pods.lock();
+        let Some(record) = pods.records.get_mut(&pod.uid) else {
             return;
         };
         let phase = phase(pod, &containers, record.ended);
@@ -83,7 +71,7 @@ impl StatusManager {
                 (*held, *since) = (holds, now);
             }
             let status = if holds { "True" } else { "False" };
-            shown.push(json!({"type": name, "status": status, "lastTransitionTime": api_time(*since)}));
+            shown.push(json!({"type": name, "status": status, "lastTransitionTime": Time(*since)}));
         }
         let started = record.started;
         drop(pods);
@@ -101,18 +89,18 @@ impl StatusManager {
             "conditions": shown,
             "hostIP": ADDRESS, "hostIPs": [{"ip": ADDRESS}],
             "podIP": ADDRESS, "podIPs": [{"ip": ADDRESS}],
-            "startTime": api_time(started),
+            "startTime": Time(started),
             "containerStatuses": app,
-            "initContainerStatuses": if init.is_empty() { Value::Null } else { Value::Array(init) },
-            "ephemeralContainerStatuses": if ephemeral.is_empty() { Value::Null } else { Value::Array(ephemeral) },
+            "initContainerStatuses": null_if_empty(init),
+            "ephemeralContainerStatuses": null_if_empty(ephemeral),
         });
         self.submit(pod, |pending| pending.status = Some(status));
-        self.machine.notify();
+        self.run.machine.notify();
     }
 
     /// Writes the status of a pod that kubelet has refused for good.
     pub(crate) fn publish_rejection(self: &Arc<Self>, pod: &KubeletPod, reason: &str, message: &str) {
-        let started = api_time(Timestamp::now());
+        let started = Time(Timestamp::now());
         // rejectPod. The phase Failed is final: no kubelet admits the pod again.
         let message = format!("Pod was rejected: {message}");
         let status = json!({"phase": "Failed", "reason": reason, "message": message, "startTime": started});
@@ -126,18 +114,18 @@ impl StatusManager {
 
     /// Creates a Warning event about a pod.
     pub(crate) fn publish_event(&self, pod: &KubeletPod, reason: &str, message: &str) {
-        let now = api_time(Timestamp::now());
+        let now = Time(Timestamp::now());
         let serial = self.n_events.fetch_add(1, Ordering::Relaxed);
         let event = json!({
             "metadata": {"name": format!("{}.{:x}.{serial:x}", pod.name, Timestamp::now().as_nanosecond()), "namespace": pod.namespace},
             "involvedObject": {"apiVersion": "v1", "kind": "Pod", "namespace": pod.namespace, "name": pod.name, "uid": pod.uid},
             "reason": reason, "message": message, "type": "Warning", "count": 1,
             "firstTimestamp": now, "lastTimestamp": now,
-            "source": {"component": "kubelet", "host": self.machine.config.node},
-            "reportingComponent": "kubelet", "reportingInstance": self.machine.config.node,
+            "source": {"component": "kubelet", "host": self.run.machine.config.node},
+            "reportingComponent": "kubelet", "reportingInstance": self.run.machine.config.node,
         });
-        let api: Api<Event> = Api::namespaced(self.machine.config.client.clone(), &pod.namespace);
-        self.tasks.spawn(async move {
+        let api: Api<Event> = Api::namespaced(self.run.machine.config.client.clone(), &pod.namespace);
+        self.run.spawn(async move {
             let event = serde_json::from_value(event).map_err(kube::Error::SerdeError);
             let written = async { api.create(&PostParams::default(), &event?).await };
             if let Err(error) = written.await {
@@ -146,7 +134,6 @@ impl StatusManager {
         });
     }
 
-    /// The status of a container as kubelet writes it.
     fn container_status(
         &self,
         pod: &KubeletPod,
@@ -155,11 +142,6 @@ impl StatusManager {
     ) -> Value {
         let (running, completed) = (is_running(in_runtime), has_completed(in_runtime));
         let starts = in_runtime.map_or(0, |in_runtime| in_runtime.starts);
-        let allocated = if self.machine.config.allocated_resources_status {
-            self.allocated(pod, container)
-        } else {
-            Vec::new()
-        };
         json!({
             "name": container.name,
             "image": container.image,
@@ -170,22 +152,18 @@ impl StatusManager {
             "restartCount": starts.saturating_sub(1),
             "state": state(pod, container, in_runtime),
             "containerID": in_runtime.filter(|in_runtime| in_runtime.starts > 0).map(|in_runtime| format!("testbed://{}", in_runtime.id())),
-            "allocatedResourcesStatus": if allocated.is_empty() { Value::Null } else { Value::Array(allocated) },
+            "allocatedResourcesStatus": null_if_empty(self.allocated(pod, container)),
         })
     }
 
-    /// `allocatedResourcesStatus` of a container.
     fn allocated(&self, pod: &KubeletPod, container: &ContainerSpec) -> Vec<Value> {
         let devices = self.devices.lock();
         let mut resources = Vec::new();
         for (resource, grant) in devices.held().of(&DeviceHolder::new(pod, container)) {
             let mut entries = Vec::new();
             for id in grant.device_ids() {
-                let health = if devices.is_healthy(resource, &id) {
-                    "Healthy"
-                } else {
-                    "Unhealthy"
-                };
+                let is_healthy = devices.is_healthy(resource, &id);
+                let health = if is_healthy { "Healthy" } else { "Unhealthy" };
                 entries.push(json!({"resourceID": id, "health": health}));
             }
             resources.push(json!({"name": resource, "resources": entries}));
@@ -196,71 +174,69 @@ impl StatusManager {
     /// Adds a write to the pending writes of a pod, and starts the task that performs them if none runs.
     fn submit(self: &Arc<Self>, pod: &KubeletPod, change: impl FnOnce(&mut PendingWrites)) {
         let mut all = self.pending.lock();
-        if let Some(pending) = all.get_mut(&pod.uid) {
-            return change(pending);
-        }
-        let mut pending = PendingWrites {
-            namespace: pod.namespace.clone(),
-            name: pod.name.clone(),
-            status: None,
-            delete: false,
-        };
-        change(&mut pending);
-        all.insert(pod.uid.clone(), pending);
+        let has_task = all.contains_key(&pod.uid);
+        change(all.entry(pod.uid.clone()).or_default());
         drop(all);
-        let manager = Arc::clone(self);
-        let uid = pod.uid.clone();
-        self.tasks.spawn(async move { manager.write_all(&uid).await });
+        if !has_task {
+            let api = Api::namespaced(self.run.machine.config.client.clone(), &pod.namespace);
+            let (manager, name, uid) = (Arc::clone(self), pod.name.clone(), pod.uid.clone());
+            self.run
+                .spawn(async move { manager.write_all(&api, &name, &uid).await });
+        }
     }
 
-    /// Performs the pending writes of a pod until none is left.
-    async fn write_all(&self, uid: &str) {
-        while let Some((namespace, name, status)) = self.next_write(uid) {
-            let api: Api<Pod> = Api::namespaced(self.machine.config.client.clone(), &namespace);
+    async fn write_all(&self, api: &Api<Pod>, name: &str, uid: &str) {
+        while let Some(write) = self.next_write(uid) {
             let Ok(permit) = self.permits.acquire().await else {
                 return;
             };
-            let outcome = match &status {
-                Some(status) => write_status(&api, &name, uid, status).await,
-                None => delete(&api, &name, uid).await,
+            let outcome = match &write.status {
+                Some(status) => write_status(api, name, uid, status).await,
+                None => delete(api, name, uid).await,
             };
             drop(permit);
             // Writes of one pod follow each other, so that an older status never replaces a newer one.
             let Err(error) = outcome else { continue };
             if is_final(&error) {
-                tracing::debug!(namespace, name, %error, "the API server refuses a write");
+                tracing::debug!(name, %error, "the API server refuses a write");
                 continue;
             }
-            tracing::warn!(namespace, name, %error, "a write to the API server is tried again");
-            self.put_back(uid, status);
-            tokio::time::sleep(self.machine.config.delays.api_retry).await;
+            tracing::warn!(name, %error, "a write to the API server is tried again");
+            self.put_back(uid, write);
+            tokio::time::sleep(self.run.machine.config.delays.api_retry).await;
         }
     }
 
     /// The next write: the status, or the deletion if there is no status.
-    fn next_write(&self, uid: &str) -> Option<(String, String, Option<Value>)> {
+    fn next_write(&self, uid: &str) -> Option<PendingWrites> {
         let mut all = self.pending.lock();
         let pending = all.get_mut(uid)?;
         let status = pending.status.take();
-        if status.is_none() && !std::mem::take(&mut pending.delete) {
+        let delete = status.is_none() && std::mem::take(&mut pending.delete);
+        if status.is_none() && !delete {
             all.remove(uid);
             return None;
         }
-        Some((pending.namespace.clone(), pending.name.clone(), status))
+        Some(PendingWrites { status, delete })
     }
 
     /// Keeps a write that has failed, so that it is tried again, unless a newer status has come.
-    fn put_back(&self, uid: &str, status: Option<Value>) {
+    fn put_back(&self, uid: &str, write: PendingWrites) {
         if let Some(pending) = self.pending.lock().get_mut(uid) {
-            match status {
-                Some(status) => pending.status = Some(pending.status.take().unwrap_or(status)),
-                None => pending.delete = true,
-            }
+            pending.status = pending.status.take().or(write.status);
+            pending.delete |= write.delete;
         }
     }
 }
 
-/// Patches the status of a pod, if it is still the pod with this UID.
+fn null_if_empty(items: Vec<Value>) -> Value {
+    if items.is_empty() {
+        Value::Null
+    } else {
+        Value::Array(items)
+    }
+}
+
 async fn write_status(api: &Api<Pod>, name: &str, uid: &str, status: &Value) -> kube::Result<()> {
     // The UID makes the write fail for another pod of this name.
     let patch = Patch::Strategic(json!({"metadata": {"uid": uid}, "status": status}));
@@ -304,14 +280,14 @@ fn state(pod: &KubeletPod, container: &ContainerSpec, in_runtime: Option<&Runtim
         Some(RunState::Waiting { reason, message }) => {
             json!({"waiting": {"reason": reason, "message": message}})
         }
-        Some(RunState::Running { since }) => json!({"running": {"startedAt": api_time(*since)}}),
+        Some(RunState::Running { since }) => json!({"running": {"startedAt": Time(*since)}}),
         Some(RunState::Exited {
             code,
             started,
             finished,
         }) => {
             let reason = if *code == 0 { "Completed" } else { "Error" };
-            json!({"terminated": {"exitCode": code, "reason": reason, "startedAt": api_time(*started), "finishedAt": api_time(*finished)}})
+            json!({"terminated": {"exitCode": code, "reason": reason, "startedAt": Time(*started), "finishedAt": Time(*finished)}})
         }
     }
 }
@@ -326,18 +302,16 @@ fn has_completed(in_runtime: Option<&RuntimeContainer>) -> bool {
 
 /// The phase of a pod, by its containers. None succeeds, as app containers run until they are killed.
 fn phase(pod: &KubeletPod, containers: &BTreeMap<String, RuntimeContainer>, ended: bool) -> &'static str {
-    let mut apps = pod
-        .containers
-        .iter()
-        .filter(|spec| spec.kind == ContainerType::App);
-    let has_started = |spec: &ContainerSpec| containers.get(&spec.name).is_some_and(|found| found.starts > 0);
     if ended {
-        "Failed"
-    } else if apps.all(has_started) {
-        "Running"
-    } else {
-        "Pending"
+        return "Failed";
     }
+    for spec in &pod.containers {
+        let starts = containers.get(&spec.name).map_or(0, |found| found.starts);
+        if spec.kind == ContainerType::App && starts == 0 {
+            return "Pending";
+        }
+    }
+    "Running"
 }
 
 /// The conditions of a pod, by its containers, and whether each holds.
@@ -364,9 +338,4 @@ fn conditions(
         ("ContainersReady", ready),
         ("Ready", ready),
     ]
-}
-
-/// A time in whole seconds, as Kubernetes writes it.
-pub(crate) fn api_time(time: Timestamp) -> String {
-    time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }

@@ -15,20 +15,18 @@ use proto::pod::MIRROR;
 use rand::seq::SliceRandom;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use super::config::{BatchOrder, Hold, OrderRule};
+use super::config::{Hold, OrderRule};
 use super::device_manager::DeviceManager;
-use super::devices::AllocationError;
-use super::fit::{Shortage, fit};
-use super::machine::{KubeletMachine, PodAdmission};
+use super::fit::fit;
+use super::machine::PodAdmission;
 use super::node_status::NodeStatusSync;
 use super::pod::KubeletPod;
-use super::pod_table::{PodCommand, PodTable};
+use super::pod_table::PodCommand;
 use super::pod_worker::PodWorkers;
+use super::run::KubeletRun;
 use super::status_manager::StatusManager;
-use super::tasks::KubeletTasks;
 use crate::dice::dice;
 
-/// A change of this node's pods in the API.
 #[derive(Debug)]
 enum PodUpdate {
     /// The complete list, at start and after a broken watch.
@@ -38,35 +36,13 @@ enum PodUpdate {
     Removed(String),
 }
 
-/// The reason for which admission refuses a pod; displays as kubelet's message.
-#[derive(Debug, thiserror::Error)]
-enum Rejection {
-    #[error("Allocate failed due to {0}, which is unexpected")]
-    Allocation(AllocationError),
-    #[error(transparent)]
-    Shortage(Shortage),
-}
-
-impl Rejection {
-    /// The reason in pod status.
-    fn reason(&self) -> String {
-        match self {
-            Self::Allocation(_) => "UnexpectedAdmissionError".to_owned(),
-            Self::Shortage(shortage) => format!("OutOf{}", shortage.resource),
-        }
-    }
-}
-
-/// Admits the pods of this node.
 #[derive(Debug)]
 pub(crate) struct SyncLoop {
-    pub(crate) machine: Arc<KubeletMachine>,
-    pub(crate) pods: Arc<PodTable>,
+    pub(crate) run: Arc<KubeletRun>,
     pub(crate) devices: Arc<DeviceManager>,
     pub(crate) status: Arc<StatusManager>,
     pub(crate) node: Arc<NodeStatusSync>,
     pub(crate) workers: Arc<PodWorkers>,
-    pub(crate) tasks: KubeletTasks,
 }
 
 impl SyncLoop {
@@ -74,16 +50,15 @@ impl SyncLoop {
     pub(crate) async fn run(self: Arc<Self>) {
         let (queue, arrivals) = unbounded_channel();
         let watching = Arc::clone(&self);
-        self.tasks.spawn(async move { watching.watch(&queue).await });
+        self.run.spawn(async move { watching.watch(&queue).await });
         self.take_in(arrivals).await;
     }
 
-    /// Watches the pods of this node, and queues each update.
     async fn watch(&self, queue: &UnboundedSender<PodUpdate>) {
-        let api: Api<Pod> = Api::all(self.machine.config.client.clone());
+        let api: Api<Pod> = Api::all(self.run.machine.config.client.clone());
         // NewSourceApiserver: a field selector, so that kubelet gets its own pods only.
         let config =
-            watcher::Config::default().fields(&format!("spec.nodeName={}", self.machine.config.node));
+            watcher::Config::default().fields(&format!("spec.nodeName={}", self.run.machine.config.node));
         let mut events = watcher(api, config).default_backoff().boxed();
         let mut listed = Vec::new();
         loop {
@@ -126,8 +101,8 @@ impl SyncLoop {
             // sourcesReady is true once the first list has been handled. Until then an unknown pod may still come, so kubelet
             // frees no devices and removes no containers.
             if is_list {
-                self.pods.set_sources_ready();
-                self.machine.notify();
+                self.run.pods.lock().sources_ready = true;
+                self.run.machine.notify();
             }
         }
     }
@@ -137,16 +112,16 @@ impl SyncLoop {
         &self,
         batch: &mut Vec<Arc<KubeletPod>>,
         arrivals: &mut UnboundedReceiver<PodUpdate>,
-    ) -> BatchOrder {
-        let mut hold = self.machine.hold.subscribe();
+    ) -> Hold {
+        let mut hold = self.run.machine.hold.subscribe();
         let mut was_held = false;
         loop {
-            let Hold { is_held, order } = *hold.borrow_and_update();
-            was_held |= is_held;
-            self.machine.counts.lock().held = if is_held { batch.len() } else { 0 };
-            self.machine.notify();
-            if !is_held {
-                return order.filter(|_| was_held).unwrap_or(BatchOrder::BY_CREATION);
+            let now = *hold.borrow_and_update();
+            was_held |= now.is_held;
+            self.run.machine.counts.lock().held = if now.is_held { batch.len() } else { 0 };
+            self.run.machine.notify();
+            if !now.is_held {
+                return if was_held { now } else { Hold::default() };
             }
             tokio::select! {
                 _ = hold.changed() => {}
@@ -176,11 +151,10 @@ impl SyncLoop {
         }
     }
 
-    /// Acts on the deletion and the new ephemeral containers of a known pod; takes over a new pod, and returns it if it needs
-    /// admission.
+    /// Acts on the changes of a known pod; takes over a new pod, and returns it if it needs admission.
     fn update(&self, pod: Arc<KubeletPod>) -> Option<Arc<KubeletPod>> {
-        let mut pods = self.pods.lock();
-        let Some(record) = pods.0.get_mut(&pod.uid) else {
+        let mut pods = self.run.pods.lock();
+        let Some(record) = pods.records.get_mut(&pod.uid) else {
             drop(pods);
             return self.take_over(pod);
         };
@@ -198,23 +172,23 @@ impl SyncLoop {
         None
     }
 
-    /// Takes note of a pod seen for the first time. Returns it if it needs admission; a pod that has ended or is being deleted
-    /// needs none.
+    /// Takes note of a pod seen for the first time, and returns it if it needs admission.
     fn take_over(&self, pod: Arc<KubeletPod>) -> Option<Arc<KubeletPod>> {
         // HandlePodCleanups: kubelet runs static pods by their files, and deletes mirrors that have none. This one has no files.
         if pod.annotations.contains_key(MIRROR) {
             self.status.publish_deletion(&pod);
             return None;
         }
+        // A pod that has ended or is being deleted needs no admission.
         if !pod.deleting && !pod.terminal {
             return Some(pod);
         }
-        self.pods.lock().arrive(&pod);
+        self.run.pods.lock().arrive(&pod);
         if pod.deleting && pod.terminal {
             self.status.publish_deletion(&pod);
         } else if pod.deleting {
             self.workers.start(&pod);
-            if let Some(record) = self.pods.lock().0.get(&pod.uid) {
+            if let Some(record) = self.run.pods.lock().records.get(&pod.uid) {
                 record.send(PodCommand::Delete);
             }
         }
@@ -224,49 +198,37 @@ impl SyncLoop {
     /// Forgets pods and containers that a new list no longer shows.
     fn forget_missing(&self, listed: &[Arc<KubeletPod>]) {
         let listed: BTreeSet<&str> = listed.iter().map(|pod| pod.uid.as_str()).collect();
-        let missing: Vec<String> = self
-            .pods
-            .lock()
-            .0
-            .keys()
-            .filter(|uid| !listed.contains(uid.as_str()))
-            .cloned()
-            .collect();
-        for uid in missing {
+        let mut known: Vec<String> = self.run.pods.lock().records.keys().cloned().collect();
+        known.retain(|uid| !listed.contains(uid.as_str()));
+        for uid in known {
             self.forget(&uid);
         }
         // Containers of pods that went away while kubelet was down.
-        for container in self.machine.runtime.all() {
+        for container in self.run.machine.runtime.all() {
             if !listed.contains(container.pod_uid.as_str()) {
-                self.machine.runtime.remove(&container.pod_uid);
+                self.run.machine.runtime.remove(&container.pod_uid);
             }
         }
     }
 
     /// Forgets a deleted pod and removes its containers: its worker does, or this function if the worker has ended.
     fn forget(&self, uid: &str) {
-        let record = self.pods.lock().0.remove(uid);
+        let record = self.run.pods.lock().records.remove(uid);
         if !record.is_some_and(|record| record.send(PodCommand::Remove)) {
-            self.machine.runtime.remove(uid);
+            self.run.machine.runtime.remove(uid);
         }
-        self.machine.notify();
+        self.run.machine.notify();
     }
 
     /// Admits one pod and starts the task that runs it, or makes it Failed.
     async fn admit(&self, pod: Arc<KubeletPod>) {
         let began = Instant::now();
-        self.pods.lock().arrive(&pod);
-        let refusal = match self.check(&pod).await {
-            Ok(()) => {
-                self.workers.start(&pod);
-                None
-            }
-            Err(rejection) => {
-                let (reason, message) = (rejection.reason(), rejection.to_string());
-                self.reject(&pod, &reason, &message);
-                Some((reason, message))
-            }
-        };
+        self.run.pods.lock().arrive(&pod);
+        let refusal = self.check(&pod).await.err();
+        match &refusal {
+            None => self.workers.start(&pod),
+            Some((reason, message)) => self.reject(&pod, reason, message),
+        }
         let admission = PodAdmission {
             pod: pod.full_name(),
             uid: pod.uid.clone(),
@@ -274,42 +236,42 @@ impl SyncLoop {
             took: began.elapsed(),
             refusal,
         };
-        self.machine.counts.lock().admissions.push(admission);
-        self.machine.notify();
+        self.run.machine.counts.lock().admissions.push(admission);
+        self.run.machine.notify();
     }
 
-    /// Admits a pod or returns the reason to reject it: no devices, or too few resources beside the other pods.
-    async fn check(&self, pod: &KubeletPod) -> Result<(), Rejection> {
+    /// Admits a pod or returns reason and message of its refusal: no devices, or too few resources beside the other pods.
+    async fn check(&self, pod: &KubeletPod) -> Result<(), (String, String)> {
         // The handler that allocates devices comes before predicateAdmitHandler, which checks the fit: a pod
         // that does not fit has called the plugins first.
-        self.devices
-            .allocate_pod(pod)
-            .await
-            .map_err(Rejection::Allocation)?;
+        if let Err(error) = self.devices.allocate_pod(pod).await {
+            let message = format!("Allocate failed due to {error}, which is unexpected");
+            return Err(("UnexpectedAdmissionError".to_owned(), message));
+        }
         let mut allocatable = self.node.allocatable();
         // Devices that are held already count as allocatable, even if their plugin is not connected.
         for (resource, held) in self.devices.lock().held().devices() {
             allocatable.raise(&resource, held.len());
         }
-        let pods = self.pods.lock();
+        let pods = self.run.pods.lock();
         let others = pods.active().filter(|other| other.uid != pod.uid);
         let others = others.map(|other| &other.requests);
-        fit(&pod.requests, others, &allocatable).map_err(Rejection::Shortage)
+        fit(&pod.requests, others, &allocatable)
     }
 
     /// Ends a pod that is not admitted: its status says Failed, and an event says why.
     fn reject(&self, pod: &KubeletPod, reason: &str, message: &str) {
         tracing::warn!(pod = pod.full_name(), reason, message, "pod rejected");
-        self.pods.lock().end(&pod.uid);
+        self.run.pods.lock().end(&pod.uid);
         // After a restart of kubelet the containers of the rejected pod may be running.
-        self.machine.runtime.kill(&pod.uid);
+        self.run.machine.runtime.kill(&pod.uid);
         self.status.publish_rejection(pod, reason, message);
         self.status.publish_event(pod, reason, message);
     }
 }
 
 /// Puts one batch in order; pods of one creation time keep the order of their arrival before the rule applies.
-fn in_order(mut batch: Vec<Arc<KubeletPod>>, order: BatchOrder) -> Vec<Arc<KubeletPod>> {
+fn in_order(mut batch: Vec<Arc<KubeletPod>>, order: Hold) -> Vec<Arc<KubeletPod>> {
     // kubelet sorts a batch by creation time; a test's rule then changes that order.
     batch.sort_by_key(|pod| pod.created);
     match order.rule {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 
-use super::{CdiCache, RefreshDelay, Unresolvable, resolve_now};
+use super::{CdiCache, Unresolvable, resolve_now};
 
 fn names(list: &[&str]) -> Vec<String> {
     list.iter().map(|name| (*name).to_owned()).collect()
@@ -82,7 +82,7 @@ fn put(dir: &Path, name: &str, text: &str) {
 }
 
 fn cache(dir: &Path) -> CdiCache {
-    CdiCache::start(vec![dir.to_owned()], RefreshDelay::default(), 0).unwrap()
+    CdiCache::start(vec![dir.to_owned()], Duration::ZERO, 0).unwrap()
 }
 
 /// The edits that an injection of `name` brings.
@@ -170,10 +170,7 @@ async fn a_file_moved_in_from_another_directory_counts_after_the_next_change() {
 async fn during_a_slow_read_the_last_view_stays() {
     let dir = TempDir::new().unwrap();
     put(dir.path(), "1.yaml", &spec("v.com/gpu", "a", "one"));
-    let delay = RefreshDelay {
-        longest: Duration::from_secs(1),
-    };
-    let cache = CdiCache::start(vec![dir.path().to_owned()], delay, 0).unwrap();
+    let cache = CdiCache::start(vec![dir.path().to_owned()], Duration::from_secs(1), 0).unwrap();
     put(dir.path(), "1.yaml", &spec("v.com/gpu", "a", "two"));
     for _ in 0..100 {
         tokio::task::yield_now().await;

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use proptest::prelude::*;
 use proto::kubelet::deviceplugin::{ContainerAllocateResponse, Device};
 
-use super::{AllocationError, DeviceChoice, DeviceManagerState, ResourceRequest};
+use super::{DeviceManagerState, ResourceRequest};
 use crate::dice::dice;
 use crate::kubelet::devices::{DeviceHolder, DeviceId};
 
@@ -37,7 +37,7 @@ fn allocate(
     pod: usize,
     required: usize,
     reusable: &BTreeSet<DeviceId>,
-) -> Result<BTreeSet<DeviceId>, AllocationError> {
+) -> anyhow::Result<BTreeSet<DeviceId>> {
     let holder = holder(pod);
     let request = ResourceRequest {
         holder: &holder,
@@ -46,11 +46,10 @@ fn allocate(
         skips_allocation: false,
     };
     let mut rng = dice(1, &["test"]);
-    let chosen = match devices.begin_choice(&request, reusable, &mut rng)? {
-        DeviceChoice::Nothing => return Ok(BTreeSet::new()),
-        DeviceChoice::Done(chosen) => chosen,
-        DeviceChoice::Open(open) => devices.finish_choice(RESOURCE, open, &[], &mut rng),
+    let Some(choice) = devices.begin_choice(&request, reusable, &mut rng)? else {
+        return Ok(BTreeSet::new());
     };
+    let chosen = devices.finish_choice(RESOURCE, choice, &[], &mut rng);
     devices.grant(&request, &chosen, ContainerAllocateResponse::default());
     Ok(chosen)
 }
@@ -69,13 +68,11 @@ fn a_list_during_an_allocation_forgets_the_devices_being_allocated() {
         skips_allocation: false,
     };
     let mut rng = dice(1, &["test"]);
-    let DeviceChoice::Open(open) = devices
+    let choice = devices
         .begin_choice(&request, &BTreeSet::new(), &mut rng)
         .unwrap()
-    else {
-        panic!("one is free")
-    };
-    let in_flight = devices.finish_choice(RESOURCE, open, &[], &mut rng);
+        .expect("one is free");
+    let in_flight = devices.finish_choice(RESOURCE, choice, &[], &mut rng);
     devices.free_ended(&["2".to_owned()].into());
     assert!(devices.available(RESOURCE).is_superset(&in_flight));
 }
@@ -83,26 +80,28 @@ fn a_list_during_an_allocation_forgets_the_devices_being_allocated() {
 #[test]
 fn a_changed_request_and_unhealthy_held_devices_are_refused() {
     let mut devices = DeviceManagerState::default();
-    assert!(matches!(
-        allocate(&mut devices, 1, 1, &BTreeSet::new()),
-        Err(AllocationError::Unregistered(_))
-    ));
+    let refusal = |devices: &mut DeviceManagerState, required| {
+        allocate(devices, 1, required, &BTreeSet::new())
+            .unwrap_err()
+            .to_string()
+    };
+    assert_eq!(
+        refusal(&mut devices, 1),
+        "cannot allocate unregistered device x.io/y"
+    );
     devices.update(RESOURCE, list(&[0, 1, 2], &[]));
     let held = allocate(&mut devices, 1, 2, &BTreeSet::new()).unwrap();
-    let changed = allocate(&mut devices, 1, 3, &BTreeSet::new())
-        .unwrap_err()
-        .to_string();
     assert_eq!(
-        changed,
+        refusal(&mut devices, 3),
         r#"pod "1" container "main" changed request for resource "x.io/y" from 2 to 3"#
     );
     let broken: Vec<usize> = held.iter().map(|id| id.parse().unwrap()).collect();
     let rest: Vec<usize> = (0..3).filter(|id| !broken.contains(id)).collect();
     devices.update(RESOURCE, list(&rest, &broken));
-    assert!(matches!(
-        allocate(&mut devices, 1, 2, &BTreeSet::new()),
-        Err(AllocationError::HeldUnhealthy(_))
-    ));
+    assert_eq!(
+        refusal(&mut devices, 2),
+        "previously allocated devices are no longer healthy; cannot allocate unhealthy devices x.io/y"
+    );
 }
 
 #[derive(Clone, Debug)]
@@ -133,8 +132,11 @@ proptest! {
                             prop_assert!(chosen.iter().all(|id| id.parse::<usize>().unwrap() < 10));
                             model.insert(pod, chosen);
                         }
-                        Err(AllocationError::Unavailable { available, .. }) => prop_assert!(available == 10 - used.len() && n > available),
-                        Err(other) => prop_assert!(false, "{}", other),
+                        Err(error) => {
+                            let available = 10 - used.len();
+                            let numbers = format!("Requested: {n}, Available: {available}");
+                            prop_assert!(error.to_string().ends_with(&numbers) && n > available, "{}", error);
+                        }
                     }
                 }
                 Step::End(pod) => {
