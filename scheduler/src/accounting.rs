@@ -25,7 +25,7 @@ use proto::resource::{
 use proto::totals::HostResources;
 
 pub mod constraints;
-mod hold;
+pub(crate) mod hold;
 pub(crate) mod kubelet_allocations;
 mod others;
 mod shares;

@@ -4,34 +4,34 @@
 //! that the leader makes (hints), and by time ([`Index::tick`]). Does no I/O, reads no clock: callers bring the time.
 //!
 //! `cluster` has the data, and accounts which devices each pod holds. Assumptions, hints, victims and views build on it, and it
-//! uses none of them.
+//! uses none of them. Longer steps are functions of these modules, with the index or a part of it as the first argument.
 
 mod assume_times;
-mod assumption;
+pub(crate) mod assumption;
 mod budgets;
 mod cluster;
 mod eviction;
 mod failing;
 mod gangs;
-mod group_members;
+pub(crate) mod group_members;
 mod group_rooms;
-mod group_view;
-mod hints;
+pub(crate) mod group_view;
+pub(crate) mod hints;
 mod moving;
 mod node_filter;
 mod node_state;
 mod objects;
 mod openings;
-mod plan_facts;
+pub(crate) mod plan_facts;
 mod plugins;
 mod pod_groups;
 mod pods;
 mod record;
 mod resource_demand;
-mod room_facts;
+pub(crate) mod room_facts;
 pub(crate) mod room_rules;
 mod snapshot;
-mod started_groups;
+pub(crate) mod started_groups;
 mod tried_placements;
 mod victims;
 pub(crate) mod view;
@@ -41,7 +41,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use placement::{Fleet, NextModel, NodePolicy, OwnerId, Placement, Policies, ResourceWeights};
+use placement::{
+    Fleet, NextModel, NodeId, NodePolicy, NodeView, OwnerId, Placement, Policies, ResourceWeights,
+};
 use proto::node::Node;
 use proto::pod::{Pod, Taint};
 use proto::pod_group::PodGroupApi;
@@ -70,7 +72,7 @@ pub use snapshot::Snapshot;
 pub use victims::{NodeRoom, Preemptor, Promised, RoomSearch, RoomVictim};
 
 use crate::accounting::{self, PodFacts};
-use crate::bind::PodId;
+use crate::bind::{PodId, PodLookup};
 use crate::kube_scheduler::{NodeFacts, NodeRequests, PodRules, RequestSums};
 use crate::watch::ObjectStore;
 pub use crate::watch::Shared;
@@ -397,6 +399,11 @@ impl Index {
         &self.hints
     }
 
+    /// The state in numbers, for metrics.
+    pub fn snapshot(&self) -> Snapshot {
+        Snapshot::of(self)
+    }
+
     /// A node in the terms of the read API, without stranded memory; `None` if there is no such node.
     pub fn show_node(&self, name: &str) -> Option<proto::read_api::Node> {
         let no_typical_requests = &[];
@@ -421,6 +428,11 @@ impl Index {
         Some(self.cluster.assumption(uid)?.binding.node.as_str())
     }
 
+    /// Ends a pod's hint: no more room is kept for it.
+    pub fn unhint(&mut self, uid: &str) {
+        hints::unhint(self, uid);
+    }
+
     /// Sets the longest times for which room is kept for pods that are not bound yet (hints).
     #[must_use]
     pub fn with_hint_times(mut self, times: HintTimes) -> Self {
@@ -441,10 +453,10 @@ impl Index {
         if self.cluster.plugins.advance(now) {
             self.cluster.note_silent_opening();
         }
-        self.advance_hints(now);
+        hints::advance(self, now);
     }
 
-    /// Returns true if [`Self::keep_for_started_groups`] may have room to keep.
+    /// Returns true if [`started_groups::keep_room`] may have room to keep.
     pub(crate) fn has_changed_groups(&self) -> bool {
         !self.cluster.group_members.changed.is_empty()
     }
@@ -485,8 +497,78 @@ impl Index {
         }
     }
 
+    /// The number of pods with a lower priority that hold devices of a node, and that may be evicted or are leaving.
+    pub fn n_victims_on(&self, node: NodeId, priority: i32) -> usize {
+        let mut n_victims = 0;
+        for held in self.cluster.fleet.view(node).into_iter().flat_map(NodeView::held) {
+            if let Some(entry) = self.cluster.pods.get(&held.owner) {
+                let eviction = &entry.preemption;
+                let may_go = eviction.is_leaving || eviction.evictable_within.is_some();
+                n_victims += usize::from(may_go && eviction.rank.priority < priority);
+            }
+        }
+        n_victims
+    }
+
     pub(crate) fn gone_gpus(&self, uid: &str) -> Vec<String> {
         self.cluster.gone_gpus(uid)
+    }
+
+    /// Chooses devices for a pod on a node and reserves them. A pod that is assumed already gets the same binding again.
+    /// `nanos` is the present time in unix nanoseconds, for the record; `now` is the same time, for the age of the assumption.
+    ///
+    /// # Errors
+    /// The reason for which the pod cannot be bound there.
+    pub fn assume(
+        &mut self,
+        pod: &PodId,
+        facts: &PodFacts,
+        node: &str,
+        nanos: u64,
+        now: Instant,
+    ) -> Result<Assumed, AssumeError> {
+        assumption::assume(self, pod, facts, node, nanos, now)
+    }
+
+    /// Notes that the binding of an assumption is written.
+    pub fn confirm(&mut self, uid: &str, assumed_at: u64, now: Instant) {
+        assumption::set_phase(&mut self.cluster, uid, assumed_at, Phase::Written, now);
+    }
+
+    /// Takes back an assumption whose binding has certainly not been written, and will not be: its devices are free again.
+    pub fn forget(&mut self, uid: &str, assumed_at: u64) {
+        if self.cluster.assumption_mut(uid, assumed_at).is_none() {
+            return;
+        }
+        let Some(entry) = self.cluster.pods.get_mut(uid) else {
+            return;
+        };
+        (entry.assumption, entry.problem, entry.contradicts) = (None, None, false);
+        self.cluster.doubtful.remove(uid);
+        let is_unseen = entry.list == 0;
+        self.cluster.group_members.note_assumption(uid);
+        self.cluster.fleet.release(uid);
+        self.cluster.requests.remove(uid);
+        self.cluster.fleet.clear_host_use(uid);
+        if is_unseen {
+            self.remove_pod(uid);
+        } else {
+            hints::resume_room(self, uid);
+        }
+    }
+
+    /// Confirms or takes back a pod's assumption by what a read of the pod has found. `state` is that of the assumption before
+    /// the read; if the assumption has changed since, nothing happens. Returns true if nothing is left to settle.
+    ///
+    /// A pod that was found unbound settles nothing for a while: the write of its binding may still be under way.
+    pub(crate) fn settle(
+        &mut self,
+        uid: &str,
+        state: AssumptionState,
+        found: &PodLookup,
+        now: Instant,
+    ) -> bool {
+        assumption::settle(self, uid, state, found, now)
     }
 
     /// `None` once a watch has shown the pod bound, or the assumption was taken back.
@@ -506,6 +588,13 @@ impl Index {
             }
         }
         overdue
+    }
+
+    /// Removes a pod that requests device resources, with its hint and its holdings.
+    fn remove_pod(&mut self, uid: &str) {
+        hints::end(self, uid, None);
+        hints::note_ended(self, uid);
+        self.cluster.remove_pod(uid);
     }
 }
 

@@ -30,7 +30,8 @@ use crate::extender::{Extender, begin_hold, end_hold, is_outranked, promised_to_
 use crate::index::room_rules::{self, NotPreemptor, check_spec};
 use crate::index::view::counted_on;
 use crate::index::{
-    Index, NodeRoom, Preemptor, Promised, ROOM_MANAGER, ResourceDemand, RoomSearch, RoomVictim,
+    Index, NodeRoom, Preemptor, Promised, ROOM_MANAGER, ResourceDemand, RoomSearch, RoomVictim, hints,
+    room_facts,
 };
 use crate::kube_scheduler::PodRules;
 use crate::leader::{BIND_TIMEOUT, now};
@@ -118,7 +119,7 @@ pub(crate) fn answer_about(extender: &Extender, uid: &str) -> Option<String> {
     }
     let index = extender.index().read();
     let memory = extender.memory();
-    let waiting = index.waiting(uid)?;
+    let waiting = room_facts::waiting(&index, uid)?;
     let verdict = memory.rooms.verdict(uid).map(str::to_owned);
     if memory.rooms.held.contains_key(uid) {
         return verdict;
@@ -212,7 +213,7 @@ impl RoomMaker {
 
     /// Takes over the rooms that an earlier leader has begun to make, as far as its nominations of pods show them.
     fn adopt(&self) {
-        let nominees = self.extender.index().read().room_nominees();
+        let nominees = room_facts::nominees(&self.extender.index().read());
         for nominee in nominees {
             let pod = nominee.pod.clone();
             let is_held = self.extender.memory().rooms.held.contains_key(&*pod.uid);
@@ -242,7 +243,7 @@ impl RoomMaker {
         let (uid, node, freeing) = (hold.pod.uid.clone(), hold.node.clone(), hold.freeing.clone());
         let is_begun = begin_hold(&self.extender, hold, now());
         if is_begun {
-            self.extender.index().write().begin_room(&uid, &node, &freeing);
+            hints::begin_room(&mut self.extender.index().write(), &uid, &node, &freeing);
         }
         is_begun
     }
@@ -250,7 +251,7 @@ impl RoomMaker {
     /// Ends a room in memory and in the index.
     fn release(&self, uid: &str) {
         end_hold(&self.extender, uid);
-        self.extender.index().write().end_room(uid);
+        hints::end_room(&mut self.extender.index().write(), uid);
     }
 
     async fn keep_rooms(&self) {
@@ -261,7 +262,7 @@ impl RoomMaker {
             };
             if is_lost {
                 let mut index = self.extender.index().write();
-                index.begin_room(&uid, &hold.node, &hold.freeing);
+                hints::begin_room(&mut index, &uid, &hold.node, &hold.freeing);
             }
             self.take_step(step, &hold).await;
         }
@@ -330,12 +331,12 @@ impl RoomMaker {
     /// shows that: the next tick tries again, and [`Self::adopt`] does not take the nomination for an earlier leader's.
     async fn withdraw(&self, hold: &Hold) -> Result<(), WriteError> {
         let uid = hold.pod.uid.as_str();
-        self.extender.index().write().end_room(uid);
+        hints::end_room(&mut self.extender.index().write(), uid);
         match self.nominate(&hold.pod, None).await {
             Ok(()) | Err(WriteError::Gone) => {}
             Err(error) => return Err(error),
         }
-        if !self.extender.index().read().is_room_nominee(uid) {
+        if !room_facts::is_nominee(&self.extender.index().read(), uid) {
             self.release(uid);
         }
         Ok(())
@@ -368,10 +369,10 @@ impl RoomMaker {
         memory.refused.retain(|uid, first_refused| {
             // A pod that no watch shows yet may just be new.
             let is_new = now.saturating_duration_since(first_refused) < NEW_FOR;
-            index.waiting(uid).is_some() || (is_new && !index.is_shown(uid))
+            room_facts::waiting(&index, uid).is_some() || (is_new && !index.is_shown(uid))
         });
         let PodMemory { refused, rooms, .. } = &mut *memory;
-        rooms.retain_verdicts(refused, now, |uid| index.waiting(uid).is_some());
+        rooms.retain_verdicts(refused, now, |uid| room_facts::waiting(&index, uid).is_some());
         let is_by_priority = rooms.begin_turn();
         let mut next: Option<(Option<Instant>, &RefusedPod)> = None;
         for refused in memory.refused.by_importance() {
@@ -383,7 +384,7 @@ impl RoomMaker {
             {
                 continue;
             }
-            let Some(waiting) = index.waiting(uid) else {
+            let Some(waiting) = room_facts::waiting(&index, uid) else {
                 continue;
             };
             let waited = now.saturating_duration_since(refused.first_refused);
@@ -396,7 +397,7 @@ impl RoomMaker {
             }
         }
         let (_, refused) = next?;
-        let waiting = index.waiting(&refused.id.uid)?;
+        let waiting = room_facts::waiting(&index, &refused.id.uid)?;
         let refusing = memory.rooms.refusing.get(&*refused.id.uid).cloned();
         Some(NextPod {
             pod: refused.id.clone(),
@@ -613,7 +614,7 @@ impl RoomMaker {
         loop {
             let is_shown = {
                 let index = self.extender.index().read();
-                let waiting = index.waiting(uid);
+                let waiting = room_facts::waiting(&index, uid);
                 waiting.map(|waiting| waiting.nominated == Some(&*plan.node))
             };
             match is_shown {

@@ -18,80 +18,76 @@ use super::{
 /// The compute of a whole GPU, in percent.
 const WHOLE_CORE: u32 = 100;
 
-impl PodFacts {
-    /// The devices that the pod holds with this record: GPUs, devices of other types, and those that kubelet allocated to it.
-    pub(crate) fn account_of(&self, record: &Recorded, context: NodeContext<'_>) -> Account {
-        let gpus = match context.report {
-            PluginReport::NoDevices => without_devices(record),
-            PluginReport::Silent | PluginReport::Pending => self.gpus_held(record, context),
-        };
-        let mut holdings = gpus.holdings;
-        let (others, problem) = others_held(self.request.others(), record, context);
-        holdings.parts.extend(others);
-        // After the devices: exclusive use counts only for types of which the pod holds some.
-        holdings.exclusions = self.exclusions(&holdings, record, context);
-        let absent = kubelet_allocations::add_allocated(&mut holdings, context.allocated, context.inventory);
-        let problems: Vec<String> = [gpus.problem, problem, absent].into_iter().flatten().collect();
-        Account {
-            holdings,
-            problem: (!problems.is_empty()).then(|| problems.join("; ")),
-            contradicts: gpus.contradicts,
-        }
+/// The devices that the pod holds with this record: GPUs, devices of other types, and those that kubelet allocated to it.
+pub(crate) fn account_of(facts: &PodFacts, record: &Recorded, context: NodeContext<'_>) -> Account {
+    let gpus = match context.report {
+        PluginReport::NoDevices => without_devices(record),
+        PluginReport::Silent | PluginReport::Pending => gpus_held(&facts.request, record, context),
+    };
+    let mut holdings = gpus.holdings;
+    let (others, problem) = others_held(facts.request.others(), record, context);
+    holdings.parts.extend(others);
+    // After the devices: exclusive use counts only for types of which the pod holds some.
+    holdings.exclusions = exclusions(facts, &holdings, record, context);
+    let absent = kubelet_allocations::add_allocated(&mut holdings, context.allocated, context.inventory);
+    let problems: Vec<String> = [gpus.problem, problem, absent].into_iter().flatten().collect();
+    Account {
+        holdings,
+        problem: (!problems.is_empty()).then(|| problems.join("; ")),
+        contradicts: gpus.contradicts,
     }
+}
 
-    /// The GPUs that the pod holds with this record, by the kind of its request: shares, whole GPUs of a vendor's resource, the
-    /// sight of all GPUs, or none. An invalid request counts as the most that its amounts could mean.
-    fn gpus_held(&self, record: &Recorded, context: NodeContext<'_>) -> Account {
-        let request = match &self.request {
-            ParsedRequest::Invalid(error, bounds) => {
-                let mut account = shared_gpus(bounds.request(context.inventory), record, context);
-                account.problem = Some(match account.problem {
-                    None => error.to_string(),
-                    Some(problem) => format!("{error}; {problem}"),
-                });
-                return account;
-            }
-            ParsedRequest::Valid(request) => request.gpus.as_ref(),
-        };
-        match request {
-            None => unrequested_gpus(record, context),
-            Some(request) if request.dialect == Dialect::Vendor => whole_gpus(request, record, context),
-            Some(request) if request.dialect == Dialect::AllDevices => {
-                match all_devices_doubt(record, context) {
-                    None => all_gpus_seen(request.devices, record, context),
-                    Some(doubt) => Account {
-                        problem: Some(doubt),
-                        ..shared_gpus(WHOLE_DEVICE, record, context)
-                    },
-                }
-            }
-            Some(request) => shared_gpus(per_device(request), record, context),
+/// The GPUs that the pod holds with this record, by the kind of its request: shares, whole GPUs of a vendor's resource, the
+/// sight of all GPUs, or none. An invalid request counts as the most that its amounts could mean.
+fn gpus_held(request: &ParsedRequest, record: &Recorded, context: NodeContext<'_>) -> Account {
+    let request = match request {
+        ParsedRequest::Invalid(error, bounds) => {
+            let mut account = shared_gpus(bounds.request(context.inventory), record, context);
+            account.problem = Some(match account.problem {
+                None => error.to_string(),
+                Some(problem) => format!("{error}; {problem}"),
+            });
+            return account;
         }
+        ParsedRequest::Valid(request) => request.gpus.as_ref(),
+    };
+    match request {
+        None => unrequested_gpus(record, context),
+        Some(request) if request.dialect == Dialect::Vendor => whole_gpus(request, record, context),
+        Some(request) if request.dialect == Dialect::AllDevices => match all_devices_doubt(record, context) {
+            None => all_gpus_seen(request.devices, record, context),
+            Some(doubt) => Account {
+                problem: Some(doubt),
+                ..shared_gpus(WHOLE_DEVICE, record, context)
+            },
+        },
+        Some(request) => shared_gpus(per_device(request), record, context),
     }
+}
 
-    /// The pod's demands to be alone on devices (exclusive policies), for the types that it holds devices of.
-    fn exclusions(
-        &self,
-        holdings: &Holdings,
-        record: &Recorded,
-        context: NodeContext<'_>,
-    ) -> Vec<(DeviceType, Exclusion)> {
-        let gpus = self.request.gpus();
-        let sees_all = gpus.is_some_and(|gpus| gpus.dialect == Dialect::AllDevices);
-        // A pod that only sees all GPUs keeps no other pod off them.
-        let sees_only = sees_all && all_devices_doubt(record, context).is_none();
-        let mut exclusions = Vec::new();
-        let constraints = self.constraints.iter().flatten();
-        for (kind, constraint) in constraints.flat_map(|constraints| &constraints.by_kind) {
-            if let Some(exclusion) = constraint.exclusion
-                && holdings.has(kind)
-                && !(sees_only && *kind == DeviceType::Gpu)
-            {
-                exclusions.push((kind.clone(), exclusion));
-            }
+/// The pod's demands to be alone on devices (exclusive policies), for the types that it holds devices of.
+fn exclusions(
+    facts: &PodFacts,
+    holdings: &Holdings,
+    record: &Recorded,
+    context: NodeContext<'_>,
+) -> Vec<(DeviceType, Exclusion)> {
+    let gpus = facts.request.gpus();
+    let sees_all = gpus.is_some_and(|gpus| gpus.dialect == Dialect::AllDevices);
+    // A pod that only sees all GPUs keeps no other pod off them.
+    let sees_only = sees_all && all_devices_doubt(record, context).is_none();
+    let mut exclusions = Vec::new();
+    let constraints = facts.constraints.iter().flatten();
+    for (kind, constraint) in constraints.flat_map(|constraints| &constraints.by_kind) {
+        if let Some(exclusion) = constraint.exclusion
+            && holdings.has(kind)
+            && !(sees_only && *kind == DeviceType::Gpu)
+        {
+            exclusions.push((kind.clone(), exclusion));
         }
-        exclusions
     }
+    exclusions
 }
 
 /// The GPUs of a pod to which kubelet allocated no device, as its node's plugin reports: none, whatever the record names.

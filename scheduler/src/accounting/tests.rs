@@ -10,7 +10,7 @@ use proto::resource::ResourceNames;
 use rstest::rstest;
 use serde_json::{Value, json};
 
-use super::{Account, NodeContext, ParsedRequest, PluginReport, PodFacts};
+use super::{Account, NodeContext, ParsedRequest, PluginReport, PodFacts, hold};
 use crate::inventory::device_types::DeviceTypes;
 
 const MIB: u64 = 1 << 20;
@@ -70,7 +70,7 @@ fn account_reported(
         report,
     };
     let facts = PodFacts::of(&pod, &ResourceNames::default()).unwrap();
-    facts.account_of(&facts.bound.as_ref().unwrap().record, context)
+    hold::account_of(&facts, &facts.bound.as_ref().unwrap().record, context)
 }
 
 fn units(units: u64) -> Value {

@@ -16,7 +16,7 @@ use super::{Extender, RequestError, json, now};
 use crate::accounting::PodFacts;
 use crate::api_server::shorten;
 use crate::bind::{BindOutcome, PodBinding, PodId};
-use crate::index::{AssumeError, Assumed, AssumptionState, Phase};
+use crate::index::{AssumeError, Assumed, AssumptionState, Phase, assumption};
 use crate::leader::NotLeading;
 use crate::metrics::{Ending, Timer};
 
@@ -272,14 +272,14 @@ async fn decide_and_write(
         BindOutcome::Bound => extender.index.write().confirm(&pod.uid, assumed_at, now()),
         BindOutcome::OnNode(annotations) => {
             let mut index = extender.index.write();
-            index.confirm_found(&pod.uid, assumed_at, annotations, now());
+            assumption::confirm_found(&mut index, &pod.uid, assumed_at, annotations, now());
         }
         BindOutcome::Refused(_) | BindOutcome::Busy(_) if !repeated => {
             extender.index.write().forget(&pod.uid, assumed_at);
         }
         // An earlier write of the same binding may have got through, whatever the outcome of this one is.
         BindOutcome::Refused(_) | BindOutcome::Busy(_) | BindOutcome::Unknown(_) => {
-            extender.index.write().mark_unknown(&pod.uid, assumed_at, now());
+            assumption::mark_unknown(&mut extender.index.write(), &pod.uid, assumed_at, now());
             if extender
                 .resolving
                 .lock()

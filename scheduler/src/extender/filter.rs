@@ -23,7 +23,9 @@ use crate::api_server::shorten;
 use crate::bind::{PodId, is_pod_identity};
 use crate::config::MisfitNodes;
 use crate::index::room_rules::check_spec;
-use crate::index::{Attempt, GroupOfPod, Index, MemberOutcome, MemberStep, ResourceDemand};
+use crate::index::{
+    Attempt, GroupOfPod, Index, MemberOutcome, MemberStep, ResourceDemand, hints, started_groups,
+};
 use crate::metrics::Metrics;
 
 /// The text for every node of a request that may be a sample of the cluster's nodes: with a text for each reason, the counts in
@@ -232,8 +234,8 @@ fn end_hints(extender: &Extender, group: Option<&str>, now: Instant) {
     if is_due || is_in_vain {
         let mut index = extender.index.write();
         index.tick(now);
-        index.end_gang_cycles(group);
-        index.keep_for_started_groups(now);
+        hints::end_gang_cycles(&mut index, group);
+        started_groups::keep_room(&mut index, now);
     }
 }
 
@@ -262,7 +264,7 @@ fn begin_group_cycle(extender: &Extender, request: &FilterRequest<'_>, now: Inst
     if has_to_choose {
         let is_asked = |node: &str| names.iter().any(|name| name == node);
         let mut index = extender.index.write();
-        index.begin_group_cycle(&group, pod.uid(), is_asked, now);
+        hints::begin_group_cycle(&mut index, &group, pod.uid(), is_asked, now);
     }
     Some(group)
 }
@@ -516,19 +518,19 @@ fn keep_room(
     if let Some((group, outcome)) = member {
         let is_kept = !matches!(outcome, MemberOutcome::Unplaced(_));
         let mut index = extender.index.write();
-        index.note_outcome(group, outcome, resources, &attempt, now);
+        hints::note_outcome(&mut index, group, outcome, resources, &attempt, now);
         if is_kept {
             return;
         }
     }
     let chosen = first.filter(|_| evaluation.is_ranked || evaluation.n_fitting == 1);
     if let Some(node) = chosen.and_then(|chosen| chosen.node) {
-        extender.index.write().hint(node, resources, &attempt, now);
+        hints::hint(&mut extender.index.write(), node, resources, &attempt, now);
         return;
     }
     // kube-scheduler may try several placements of a PodGroup in turn, and come back to one whose room is kept.
     if request.pod.is_in_gang() {
-        extender.index.write().note_member(uid, &attempt, false, now);
+        hints::note_member(&mut extender.index.write(), uid, &attempt, false, now);
         return;
     }
     let index = extender.index.read();

@@ -13,7 +13,7 @@ use proto::pod_group::{DomainPolicy, GroupDomain};
 use super::evaluation::{
     Demand, Evaluation, FilterRequest, NodeMisfit, RankKey, Ranker, ReportedNode, evaluate_all,
 };
-use crate::index::{ChosenRoom, GroupOfPod, Index, MemberOutcome, MemberStep, ResourceDemand};
+use crate::index::{ChosenRoom, GroupOfPod, Index, MemberOutcome, MemberStep, ResourceDemand, group_members};
 
 /// Most nodes with room for a group that are compared: for each the engine places all members.
 const MAX_ROOMS: usize = 16;
@@ -116,7 +116,7 @@ impl<'n> MemberFilter<'_, 'n> {
 
     /// Chooses room for the whole group in the first of [`Self::domains`] for which any node has room, on the best such node.
     fn choose(&self, ranker: &Ranker<'_>) -> MemberVerdict<'n> {
-        let members = self.index.members_to_place(self.group, self.resources);
+        let members = group_members::to_place(self.index, self.group, self.resources);
         let mut most = 0;
         // Members that are bound on several nodes can share no domain any more.
         if !members.is_apart {

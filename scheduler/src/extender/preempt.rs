@@ -15,7 +15,7 @@ use super::evaluation::Demand;
 use super::pod_memory::PodMemory;
 use super::{Extender, RequestError, json, now};
 use crate::accounting::PodFacts;
-use crate::index::{Index, Preemptor, Promised, ResourceDemand};
+use crate::index::{Index, Preemptor, Promised, ResourceDemand, room_facts};
 use crate::make_room::Hold;
 
 /// The time after which no further nodes are searched if there is a candidate: kube-scheduler waits for the answer, and further
@@ -132,7 +132,7 @@ fn find_candidates(
         let index = extender.index.read();
         let mut memory = extender.memory();
         // A replica that has just begun to lead takes over the rooms of its predecessor a moment later.
-        let is_nominee = extender.evicts_for_room == Some(true) && index.is_room_nominee(pod.uid());
+        let is_nominee = extender.evicts_for_room == Some(true) && room_facts::is_nominee(&index, pod.uid());
         let is_being_made = is_nominee || memory.rooms.held.contains_key(pod.uid());
         let named = memory.victims.get_mut(pod.uid());
         is_being_made || named.is_some_and(|named| named.are_awaited(&index, pod.nominated_node(), began))
@@ -293,5 +293,5 @@ pub(super) fn awaited_victims_text(
         return Some(if named.n_refusals % 2 == 1 { first } else { second });
     }
     // A replica that became the leader has no memory of the answers, and goes by the deletions on the node.
-    index.has_leaving(node, pod.priority()).then_some(first)
+    room_facts::has_leaving(index, node, pod.priority()).then_some(first)
 }

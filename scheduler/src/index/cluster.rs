@@ -25,7 +25,7 @@ use super::node_state::NodeState;
 use super::plugins::{Plugins, Standing};
 use super::pods::{Assumption, Phase, PodEntry};
 use crate::accounting::kubelet_allocations::{self, AllocatedDevice, AllocationsByPod};
-use crate::accounting::{self, Bound, NodeContext, PodFacts, Recorded};
+use crate::accounting::{self, Bound, NodeContext, PodFacts, Recorded, hold};
 use crate::inventory::device_types::DeviceTypes;
 use crate::inventory::{self, DeviceReport, NodeReport};
 use crate::kube_scheduler::{NodeRequests, PodRequests, PodRules, requests_of};
@@ -406,7 +406,7 @@ impl Cluster {
             report: state.map(|state| state.report_on(uid)).unwrap_or_default(),
         };
         let record = effective_record(state, uid, &bound);
-        let account = entry.facts.account_of(&record, context);
+        let account = hold::account_of(&entry.facts, &record, context);
         let problem: Option<Box<str>> = account.problem.map(Into::into);
         // Logged once for each problem: the pod is accounted again with every change of its node.
         if let Some(problem) = &problem

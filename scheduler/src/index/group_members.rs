@@ -119,42 +119,40 @@ pub(crate) struct MembersToPlace {
     pub(crate) is_apart: bool,
 }
 
-impl Index {
-    /// The members of a group, of which the one with this demand is filtered now.
-    pub(crate) fn members_to_place(&self, group: &GroupOfPod, demand: &ResourceDemand<'_>) -> MembersToPlace {
-        let mut counted = MembersToPlace::default();
-        let (mut n_members, mut n_alike, mut n_alike_bound) = (0, 0, 0_usize);
-        for (owner, member) in self.cluster.group_members.of(&group.id) {
-            n_members += 1;
-            let Some(entry) = self.cluster.pods.get(owner).filter(|_| member.has_devices) else {
-                continue;
-            };
-            let other = self.demand(owner.as_str(), &entry.facts).ok().flatten();
-            let is_alike = other.is_some_and(|other| other.is_alike(demand));
-            if let Some(bound) = entry.bound() {
-                n_alike_bound += usize::from(is_alike);
-                counted.bound.push(owner.clone());
-                let node = counted.node.get_or_insert_with(|| bound.node.clone());
-                counted.is_apart |= **node != *bound.node;
-                continue;
-            }
-            n_alike += usize::from(is_alike);
-        }
-        let min_count = usize::try_from(group.min_count).unwrap_or(usize::MAX);
-        let n_missing = min_count.saturating_sub(counted.bound.len());
-        counted.are_known = n_members >= min_count;
-        // Before all members exist, every one that is missing may need the same room.
-        let n = if counted.are_known {
-            n_missing.min(n_alike)
-        } else {
-            n_missing
+/// The members of a group, of which the one with this demand is filtered now.
+pub(crate) fn to_place(index: &Index, group: &GroupOfPod, demand: &ResourceDemand<'_>) -> MembersToPlace {
+    let mut counted = MembersToPlace::default();
+    let (mut n_members, mut n_alike, mut n_alike_bound) = (0, 0, 0_usize);
+    for (owner, member) in index.cluster.group_members.of(&group.id) {
+        n_members += 1;
+        let Some(entry) = index.cluster.pods.get(owner).filter(|_| member.has_devices) else {
+            continue;
         };
-        counted.n_alike = n.max(1);
-        // More members than the group needs must not make a slower kind of link count.
-        let n_in_all = counted.n_alike.saturating_add(n_alike_bound);
-        counted.n_in_link_group = n_in_all.min(min_count).max(1);
-        counted
+        let other = index.demand(owner.as_str(), &entry.facts).ok().flatten();
+        let is_alike = other.is_some_and(|other| other.is_alike(demand));
+        if let Some(bound) = entry.bound() {
+            n_alike_bound += usize::from(is_alike);
+            counted.bound.push(owner.clone());
+            let node = counted.node.get_or_insert_with(|| bound.node.clone());
+            counted.is_apart |= **node != *bound.node;
+            continue;
+        }
+        n_alike += usize::from(is_alike);
     }
+    let min_count = usize::try_from(group.min_count).unwrap_or(usize::MAX);
+    let n_missing = min_count.saturating_sub(counted.bound.len());
+    counted.are_known = n_members >= min_count;
+    // Before all members exist, every one that is missing may need the same room.
+    let n = if counted.are_known {
+        n_missing.min(n_alike)
+    } else {
+        n_missing
+    };
+    counted.n_alike = n.max(1);
+    // More members than the group needs must not make a slower kind of link count.
+    let n_in_all = counted.n_alike.saturating_add(n_alike_bound);
+    counted.n_in_link_group = n_in_all.min(min_count).max(1);
+    counted
 }
 
 #[cfg(test)]

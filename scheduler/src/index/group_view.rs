@@ -13,53 +13,51 @@ use super::node_filter::NodeFilter;
 use super::pod_groups::GroupOfPod;
 use super::view::counted_on;
 
-impl Index {
-    /// The group of a pod that a watch has shown; `None` for a pod of no group.
-    pub(crate) fn show_group(&self, uid: &str) -> Option<ExplainedGroup> {
-        let (id, marks) = self.cluster.group_members.find(uid)?;
-        let mut group = self.pod_groups.group(id.clone(), marks);
-        // The member that was asked about first decides for the others.
-        if let Some(wish) = self.hints.wish_in_cycle(&group, uid) {
-            group.wish = wish;
-        }
-        let name = id.key.split_once('/').map_or(&*id.key, |(_, name)| name);
-        let mut shown = ExplainedGroup {
-            name: name.to_owned(),
-            kind: id.kind,
-            size: group.min_count,
-            domain: group.wish.domain,
-            policy: group.wish.policy,
-            differing: differing_members(self, &group),
-            ..ExplainedGroup::default()
-        };
-        if group.wish.domain == GroupDomain::Any {
-            return Some(shown);
-        }
-        shown.bound = bound_members(self.filter(), &group);
-        match self.hints.rooms.cycle(id).map(|cycle| &cycle.decision) {
-            Some(GroupDecision::Kept(kept)) => {
-                let node = self.cluster.fleet.view(kept.node).map_or("", NodeView::name);
-                let mut room = ExplainedRoom {
-                    node: node.to_owned(),
-                    open: u32::try_from(kept.open.len()).unwrap_or(u32::MAX),
-                    open_gpus: minors(kept.open.iter().map(|(_, placement)| placement)),
-                    ..ExplainedRoom::default()
-                };
-                for (owner, placement) in &kept.members {
-                    room.members.push(MemberPlace {
-                        name: name_of(&self.cluster, owner.as_str()),
-                        node: node.to_owned(),
-                        gpus: minors([placement].into_iter()),
-                    });
-                }
-                room.members.sort_unstable_by(|a, b| a.name.cmp(&b.name));
-                shown.room = Some(room);
-            }
-            Some(GroupDecision::Refused(text)) => shown.refused = Some(text.to_string()),
-            Some(GroupDecision::AsAny) | None => {}
-        }
-        Some(shown)
+/// The group of a pod that a watch has shown; `None` for a pod of no group.
+pub(crate) fn show(index: &Index, uid: &str) -> Option<ExplainedGroup> {
+    let (id, marks) = index.cluster.group_members.find(uid)?;
+    let mut group = index.pod_groups.group(id.clone(), marks);
+    // The member that was asked about first decides for the others.
+    if let Some(wish) = index.hints.wish_in_cycle(&group, uid) {
+        group.wish = wish;
     }
+    let name = id.key.split_once('/').map_or(&*id.key, |(_, name)| name);
+    let mut shown = ExplainedGroup {
+        name: name.to_owned(),
+        kind: id.kind,
+        size: group.min_count,
+        domain: group.wish.domain,
+        policy: group.wish.policy,
+        differing: differing_members(index, &group),
+        ..ExplainedGroup::default()
+    };
+    if group.wish.domain == GroupDomain::Any {
+        return Some(shown);
+    }
+    shown.bound = bound_members(index.filter(), &group);
+    match index.hints.rooms.cycle(id).map(|cycle| &cycle.decision) {
+        Some(GroupDecision::Kept(kept)) => {
+            let node = index.cluster.fleet.view(kept.node).map_or("", NodeView::name);
+            let mut room = ExplainedRoom {
+                node: node.to_owned(),
+                open: u32::try_from(kept.open.len()).unwrap_or(u32::MAX),
+                open_gpus: minors(kept.open.iter().map(|(_, placement)| placement)),
+                ..ExplainedRoom::default()
+            };
+            for (owner, placement) in &kept.members {
+                room.members.push(MemberPlace {
+                    name: name_of(&index.cluster, owner.as_str()),
+                    node: node.to_owned(),
+                    gpus: minors([placement].into_iter()),
+                });
+            }
+            room.members.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+            shown.room = Some(room);
+        }
+        Some(GroupDecision::Refused(text)) => shown.refused = Some(text.to_string()),
+        Some(GroupDecision::AsAny) | None => {}
+    }
+    Some(shown)
 }
 
 /// The names of the members whose annotations wish something else than the wish that counts, unless that of the group's object

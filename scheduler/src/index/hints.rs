@@ -4,7 +4,7 @@
 //! A hint lasts while `status.nominatedNodeName` names its node (kube-scheduler 1.35 and later writes that before it waits, and
 //! every version after it has preempted), else until the pod's condition shows a later attempt that failed; at the longest for
 //! the time in [`HintTimes`]. The hints of a `PodGroup`'s members end together ([`super::gangs`]). Watches bring no time: that
-//! of a hint which they begin or restart runs from the next [`Index::advance_hints`] on.
+//! of a hint which they begin or restart runs from the next [`advance`] on.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::hash::BuildHasher;
@@ -78,7 +78,7 @@ struct Hint {
     group: Option<Box<str>>,
     /// The longest time from its begin or restart.
     lasts: Duration,
-    /// The end; `None` until the next [`Index::advance_hints`] sets it, and for a hint that ends with its group.
+    /// The end; `None` until the next [`advance`] sets it, and for a hint that ends with its group.
     end: Option<Instant>,
     /// The resource version of the pod at the decision.
     version: Option<u64>,
@@ -108,7 +108,7 @@ pub struct HintQueue {
     hints: FxHashMap<OwnerId, Hint>,
     /// The pods of hints with an end, by the end.
     ends: BTreeSet<(Instant, OwnerId)>,
-    /// The pods of hints whose time runs from the next [`Index::advance_hints`] on.
+    /// The pods of hints whose time runs from the next [`advance`] on.
     not_begun: Vec<OwnerId>,
     gangs: Gangs,
     pub(super) rooms: GroupRooms,
@@ -192,7 +192,7 @@ impl Hint {
         stays
     }
 
-    /// Restarts the time of the hint: it lasts for `lasts` from the next [`Index::advance_hints`] on.
+    /// Restarts the time of the hint: it lasts for `lasts` from the next [`advance`] on.
     fn restart(&mut self, lasts: Duration) {
         (self.lasts, self.end) = (lasts, None);
     }
@@ -302,7 +302,7 @@ impl HintQueue {
         self.rest_queue.len() < n_before
     }
 
-    /// Returns true if [`Index::advance_hints`] has something to do.
+    /// Returns true if [`advance`] has something to do.
     pub(super) fn is_due(&self, now: Instant) -> bool {
         !self.not_begun.is_empty()
             || self.ends.first().is_some_and(|(end, _)| *end <= now)
@@ -375,7 +375,7 @@ impl HintQueue {
         }
     }
 
-    /// Returns true if [`Index::end_gang_cycles`] has room to free: a `PodGroup` other than `filtered_group` has room in a
+    /// Returns true if [`end_gang_cycles`] has room to free: a `PodGroup` other than `filtered_group` has room in a
     /// scheduling cycle that binds no member. The filtered pod may have no group.
     pub(crate) fn has_gang_cycles_in_vain(&self, filtered_group: Option<&str>) -> bool {
         self.gangs.is_in_vain(filtered_group)
@@ -392,415 +392,413 @@ impl HintQueue {
     }
 }
 
-impl Index {
-    /// Ends the hints whose time is up, those of a group together, and the rests of pods whose hints had expired; then keeps room
-    /// for the pods that kube-scheduler has nominated.
-    pub(super) fn advance_hints(&mut self, now: Instant) {
-        self.hints.set_ends(now);
-        let mut has_opened = false;
-        while let Some(owner) = self.hints.pop_ended(now) {
-            self.free(owner.as_str());
-            has_opened = true;
-        }
-        self.hints.rooms.end_expired(now);
-        has_opened |= self.hints.tried.end_expired(&mut self.cluster, now);
-        has_opened |= self.hints.end_rests(now);
-        let members = self.hints.gangs.end_expired(now);
-        has_opened |= self.unhint_members(members);
-        if has_opened {
-            self.cluster.note_silent_opening();
-        }
-        self.keep_for_nominees();
+/// Ends the hints whose time is up, those of a group together, and the rests of pods whose hints had expired; then keeps room
+/// for the pods that kube-scheduler has nominated.
+pub(super) fn advance(index: &mut Index, now: Instant) {
+    index.hints.set_ends(now);
+    let mut has_opened = false;
+    while let Some(owner) = index.hints.pop_ended(now) {
+        free(index, owner.as_str());
+        has_opened = true;
     }
-
-    /// Keeps room for a pod (a hint) on the node that the answer to its filter request names.
-    pub(crate) fn hint(
-        &mut self,
-        node: NodeId,
-        demand: &ResourceDemand<'_>,
-        attempt: &Attempt,
-        now: Instant,
-    ) {
-        // Expired hints go first, or the new one would find less room than there is.
-        self.tick(now);
-        self.hint_place((node, None), demand, attempt, now);
+    index.hints.rooms.end_expired(now);
+    has_opened |= index.hints.tried.end_expired(&mut index.cluster, now);
+    has_opened |= index.hints.end_rests(now);
+    let members = index.hints.gangs.end_expired(now);
+    has_opened |= unhint_members(index, members);
+    if has_opened {
+        index.cluster.note_silent_opening();
     }
+    keep_for_nominees(index);
+}
 
-    /// [`Self::hint`] for the devices of `placement`, or else those that the engine chooses.
-    fn hint_place(
-        &mut self,
-        (node, placement): (NodeId, Option<&Placement>),
-        demand: &ResourceDemand<'_>,
-        attempt: &Attempt,
-        now: Instant,
-    ) {
-        // The group is updated first, or its hints could end while this one is made.
-        let is_placed = true;
-        self.note_member(demand.uid, attempt, is_placed, now);
-        let before = self.hints.take_hint(demand.uid);
-        self.cluster.fleet.unhint(demand.uid);
-        let Some(name) = self.cluster.fleet.view(node).map(|view| view.name().to_owned()) else {
-            return;
-        };
-        let hints = &self.hints;
-        let hint = hints.new_hint(demand.uid, &name, attempt, before.as_ref(), now);
-        let is_kept = hint.is_some_and(|hint| self.keep((node, placement), demand, hint));
-        // The room of a group opens for all its members at once, when its cycle ends.
-        if before.is_some_and(|before| before.group.is_none() && (!is_kept || *before.node != *name)) {
-            self.cluster.note_silent_opening();
-        }
+/// Keeps room for a pod (a hint) on the node that the answer to its filter request names.
+pub(crate) fn hint(
+    index: &mut Index,
+    node: NodeId,
+    demand: &ResourceDemand<'_>,
+    attempt: &Attempt,
+    now: Instant,
+) {
+    // Expired hints go first, or the new one would find less room than there is.
+    index.tick(now);
+    hint_place(index, (node, None), demand, attempt, now);
+}
+
+/// [`hint`] for the devices of `placement`, or else those that the engine chooses.
+fn hint_place(
+    index: &mut Index,
+    (node, placement): (NodeId, Option<&Placement>),
+    demand: &ResourceDemand<'_>,
+    attempt: &Attempt,
+    now: Instant,
+) {
+    // The group is updated first, or its hints could end while this one is made.
+    let is_placed = true;
+    note_member(index, demand.uid, attempt, is_placed, now);
+    let before = index.hints.take_hint(demand.uid);
+    index.cluster.fleet.unhint(demand.uid);
+    let Some(name) = index.cluster.fleet.view(node).map(|view| view.name().to_owned()) else {
+        return;
+    };
+    let hints = &index.hints;
+    let hint = hints.new_hint(demand.uid, &name, attempt, before.as_ref(), now);
+    let is_kept = hint.is_some_and(|hint| keep(index, (node, placement), demand, hint));
+    // The room of a group opens for all its members at once, when its cycle ends.
+    if before.is_some_and(|before| before.group.is_none() && (!is_kept || *before.node != *name)) {
+        index.cluster.note_silent_opening();
     }
+}
 
-    /// Ends a pod's hint: no more room is kept for it.
-    pub fn unhint(&mut self, uid: &str) {
-        self.hints.take_hint(uid);
-        self.free(uid);
-        self.cluster.note_silent_opening();
+/// Ends a pod's hint: no more room is kept for it.
+pub(super) fn unhint(index: &mut Index, uid: &str) {
+    index.hints.take_hint(uid);
+    free(index, uid);
+    index.cluster.note_silent_opening();
+}
+
+/// Frees the room of a pod whose hint has ended, and its place in the room of its group.
+fn free(index: &mut Index, uid: &str) {
+    index.cluster.fleet.unhint(uid);
+    let is_bound = false;
+    index.hints.rooms.remove_member(&mut index.cluster, uid, is_bound);
+}
+
+/// Ends the scheduling cycle of a group with a wish for one domain if a filter request for this member begins another: its
+/// room is free to be chosen again. Room on a node that is not asked about stays: kube-scheduler may come back to it.
+pub(crate) fn begin_group_cycle(
+    index: &mut Index,
+    group: &GroupOfPod,
+    uid: &str,
+    is_asked: impl Fn(&str) -> bool,
+    now: Instant,
+) {
+    if index.hints.step(group, uid) != MemberStep::Choose {
+        return;
     }
-
-    /// Frees the room of a pod whose hint has ended, and its place in the room of its group.
-    fn free(&mut self, uid: &str) {
-        self.cluster.fleet.unhint(uid);
-        let is_bound = false;
-        self.hints.rooms.remove_member(&mut self.cluster, uid, is_bound);
-    }
-
-    /// Ends the scheduling cycle of a group with a wish for one domain if a filter request for this member begins another: its
-    /// room is free to be chosen again. Room on a node that is not asked about stays: kube-scheduler may come back to it.
-    pub(crate) fn begin_group_cycle(
-        &mut self,
-        group: &GroupOfPod,
-        uid: &str,
-        is_asked: impl Fn(&str) -> bool,
-        now: Instant,
-    ) {
-        if self.hints.step(group, uid) != MemberStep::Choose {
-            return;
-        }
-        let is_node_asked = |cluster: &Cluster, node| {
-            let view = cluster.fleet.view(node);
-            view.is_none_or(|view| is_asked(view.name()))
-        };
-        let tried = &mut self.hints.tried;
-        let first_end = tried.end_on(&mut self.cluster, &group.id, is_node_asked);
-        if let Some(ended) = self.hints.rooms.end_cycle(&mut self.cluster, &group.id) {
-            self.unhint_all(ended.members.keys().cloned());
-            // A group that is tried again and again does not put off the end.
-            let end = first_end.or_else(|| now.checked_add(self.hints.times.plain));
-            if let Some(end) = end.filter(|_| !is_node_asked(&self.cluster, ended.node)) {
-                let open = ended.open.into_iter().map(|(_, placement)| placement);
-                let places = open.chain(ended.members.into_values());
-                let tried = &mut self.hints.tried;
-                tried.keep(&mut self.cluster, &group.id, (ended.node, places), end);
-                if first_end.is_none() {
-                    self.hints.gangs.begin_placement(&group.id.key);
-                }
+    let is_node_asked = |cluster: &Cluster, node| {
+        let view = cluster.fleet.view(node);
+        view.is_none_or(|view| is_asked(view.name()))
+    };
+    let tried = &mut index.hints.tried;
+    let first_end = tried.end_on(&mut index.cluster, &group.id, is_node_asked);
+    if let Some(ended) = index.hints.rooms.end_cycle(&mut index.cluster, &group.id) {
+        unhint_all(index, ended.members.keys().cloned());
+        // A group that is tried again and again does not put off the end.
+        let end = first_end.or_else(|| now.checked_add(index.hints.times.plain));
+        if let Some(end) = end.filter(|_| !is_node_asked(&index.cluster, ended.node)) {
+            let open = ended.open.into_iter().map(|(_, placement)| placement);
+            let places = open.chain(ended.members.into_values());
+            let tried = &mut index.hints.tried;
+            tried.keep(&mut index.cluster, &group.id, (ended.node, places), end);
+            if first_end.is_none() {
+                index.hints.gangs.begin_placement(&group.id.key);
             }
         }
-        // The room that was kept for missing members one by one, see `started_groups`, is chosen together with the rest.
-        self.unhint_where(&group.id, |hint| hint.is_unasked);
     }
+    // The room that was kept for missing members one by one, see `started_groups`, is chosen together with the rest.
+    unhint_where(index, &group.id, |hint| hint.is_unasked);
+}
 
-    /// Notes that a bind puts a member on a node, and so its group into one of the placements that kube-scheduler has tried: room
-    /// in the others ends. The hints of the members are in the placement tried last; if it is another, they end, and the binds
-    /// choose devices again.
-    pub(super) fn choose_placement(&mut self, uid: &str, node: NodeId) {
-        let Some(group) = self.cluster.group_members.group_of(uid) else {
-            return;
-        };
-        let is_of_node = |_: &Cluster, tried| tried == node;
-        let ended = self.hints.tried.end_on(&mut self.cluster, &group, is_of_node);
-        if ended.is_some() {
-            self.hints.rooms.end_cycle(&mut self.cluster, &group);
-            self.unhint_where(&group, |hint| hint.group.is_some());
-            self.cluster.note_silent_opening();
-        }
-        self.end_tried(&group);
+/// Notes that a bind puts a member on a node, and so its group into one of the placements that kube-scheduler has tried: room
+/// in the others ends. The hints of the members are in the placement tried last; if it is another, they end, and the binds
+/// choose devices again.
+pub(super) fn choose_placement(index: &mut Index, uid: &str, node: NodeId) {
+    let Some(group) = index.cluster.group_members.group_of(uid) else {
+        return;
+    };
+    let is_of_node = |_: &Cluster, tried| tried == node;
+    let ended = index.hints.tried.end_on(&mut index.cluster, &group, is_of_node);
+    if ended.is_some() {
+        index.hints.rooms.end_cycle(&mut index.cluster, &group);
+        unhint_where(index, &group, |hint| hint.group.is_some());
+        index.cluster.note_silent_opening();
     }
+    end_tried(index, &group);
+}
 
-    /// Ends the room of a group in the placements that were tried before the last one.
-    fn end_tried(&mut self, group: &GroupId) {
-        let ended = self.hints.tried.end_on(&mut self.cluster, group, |_, _| true);
-        if ended.is_some() {
-            self.cluster.note_silent_opening();
-        }
+/// Ends the room of a group in the placements that were tried before the last one.
+fn end_tried(index: &mut Index, group: &GroupId) {
+    let ended = index.hints.tried.end_on(&mut index.cluster, group, |_, _| true);
+    if ended.is_some() {
+        index.cluster.note_silent_opening();
     }
+}
 
-    fn unhint_where(&mut self, group: &GroupId, is_met: impl Fn(&Hint) -> bool) {
-        let mut met = Vec::new();
-        for (owner, _) in self.cluster.group_members.of(group) {
-            if self.hints.hints.get(owner).is_some_and(&is_met) {
-                met.push(owner.clone());
-            }
-        }
-        self.unhint_all(met);
-    }
-
-    fn unhint_all(&mut self, owners: impl IntoIterator<Item = OwnerId>) {
-        for owner in owners {
-            self.hints.take_hint(owner.as_str());
-            self.cluster.fleet.unhint(owner.as_str());
+fn unhint_where(index: &mut Index, group: &GroupId, is_met: impl Fn(&Hint) -> bool) {
+    let mut met = Vec::new();
+    for (owner, _) in index.cluster.group_members.of(group) {
+        if index.hints.hints.get(owner).is_some_and(&is_met) {
+            met.push(owner.clone());
         }
     }
+    unhint_all(index, met);
+}
 
-    /// Keeps a place for a pod that no filter request has asked about.
-    pub(super) fn keep_place(
-        &mut self,
-        (node, placement): (NodeId, &Placement),
-        demand: &ResourceDemand<'_>,
-        now: Instant,
-    ) {
-        let Some(name) = self.cluster.fleet.view(node).map(NodeView::name) else {
-            return;
-        };
-        let attempt = Attempt::default();
-        if let Some(mut hint) = self.hints.new_hint(demand.uid, name, &attempt, None, now) {
-            hint.is_unasked = true;
-            self.keep((node, Some(placement)), demand, hint);
-        }
+fn unhint_all(index: &mut Index, owners: impl IntoIterator<Item = OwnerId>) {
+    for owner in owners {
+        index.hints.take_hint(owner.as_str());
+        index.cluster.fleet.unhint(owner.as_str());
     }
+}
 
-    /// Keeps the outcome of a filter request for a member of a group with a wish for one domain: room for the group, or none.
-    pub(crate) fn note_outcome(
-        &mut self,
-        group: &GroupOfPod,
-        outcome: MemberOutcome,
-        demand: &ResourceDemand<'_>,
-        attempt: &Attempt,
-        now: Instant,
-    ) {
-        // Expired hints go first, as for `Self::hint`.
-        self.tick(now);
-        let Some(end) = now.checked_add(self.hints.times.plain) else {
-            return;
-        };
-        match outcome {
-            MemberOutcome::Chosen(chosen) => {
-                let node = chosen.node;
-                let Some(own) = chosen.room.placements.first().cloned() else {
-                    return;
-                };
-                let rooms = &mut self.hints.rooms;
-                rooms.keep(&mut self.cluster, group, demand, chosen, end);
-                self.hint_place((node, Some(&own)), demand, attempt, now);
-            }
-            MemberOutcome::Joined(node, placement) => {
-                // The hint comes first, so that open places are chosen beside it.
-                self.hint_place((node, Some(&placement)), demand, attempt, now);
-                let rooms = &mut self.hints.rooms;
-                rooms.join(&mut self.cluster, &group.id, demand, &placement);
-            }
-            MemberOutcome::Unplaced(refusal) => {
-                return self.hints.rooms.note_filtered(group, demand.uid, refusal, end);
-            }
-        }
-        // A member that rests gets no hint, and so has no place in the room of its group.
-        if !self.hints.is_hinted(demand.uid) {
-            self.free(demand.uid);
-        }
+/// Keeps a place for a pod that no filter request has asked about.
+pub(super) fn keep_place(
+    index: &mut Index,
+    (node, placement): (NodeId, &Placement),
+    demand: &ResourceDemand<'_>,
+    now: Instant,
+) {
+    let Some(name) = index.cluster.fleet.view(node).map(NodeView::name) else {
+        return;
+    };
+    let attempt = Attempt::default();
+    if let Some(mut hint) = index.hints.new_hint(demand.uid, name, &attempt, None, now) {
+        hint.is_unasked = true;
+        keep(index, (node, Some(placement)), demand, hint);
     }
+}
 
-    /// Updates the hint of an unbound pod by the attempt that a watch shows, and remembers a nomination until room is kept.
-    pub(super) fn update_attempt(&mut self, uid: &str, mut shown: Attempt) {
-        // An error of kube-scheduler removes a nomination, and does not end the room that the leader makes for the pod.
-        if shown.nominated.is_none() {
-            shown.nominated = self.hints.made.get(uid).map(|room| room.node.clone());
-        }
-        let owner = self.cluster.owner(uid);
-        if let Some(mut hint) = self.hints.take_hint(uid) {
-            if hint.update(&shown, self.hints.times) {
-                return self.hints.put_hint(owner, hint);
-            }
-            self.free(uid);
-            self.cluster.note_silent_opening();
-            if let Some(key) = hint.group {
-                let kind = GroupKind::Native;
-                self.end_tried(&GroupId { kind, key });
-            }
-        }
-        // The devices of an assumption are reserved; a hint beside them would count twice.
-        if let Some(node) = shown.nominated
-            && self.cluster.assumption(uid).is_none()
-        {
-            self.hints.nominees.insert(owner, node);
-            // Room is looked for at once: the nominee is new, although no room has opened.
-            self.hints.n_openings_tried = u64::MAX;
-        } else {
-            self.hints.nominees.remove(&owner);
-        }
-    }
-
-    /// Keeps room for nominated pods on their nodes, as soon as there is any.
-    pub(super) fn keep_for_nominees(&mut self) {
-        let n_openings = self.cluster.fleet.n_openings();
-        let hints = &mut self.hints;
-        // Without new room every further try would fail like the last one.
-        if hints.is_listing || hints.nominees.is_empty() || hints.n_openings_tried == n_openings {
-            return;
-        }
-        hints.n_openings_tried = n_openings;
-        // A copy, as a nominee that gets room leaves the map.
-        for (owner, name) in hints.nominees.clone() {
-            let Some(entry) = self.cluster.pods.get(&owner) else {
-                continue;
+/// Keeps the outcome of a filter request for a member of a group with a wish for one domain: room for the group, or none.
+pub(crate) fn note_outcome(
+    index: &mut Index,
+    group: &GroupOfPod,
+    outcome: MemberOutcome,
+    demand: &ResourceDemand<'_>,
+    attempt: &Attempt,
+    now: Instant,
+) {
+    // Expired hints go first, as for `hint`.
+    index.tick(now);
+    let Some(end) = now.checked_add(index.hints.times.plain) else {
+        return;
+    };
+    match outcome {
+        MemberOutcome::Chosen(chosen) => {
+            let node = chosen.node;
+            let Some(own) = chosen.room.placements.first().cloned() else {
+                return;
             };
-            if entry.facts.bound.is_some() || self.hints.resting.contains_key(&owner) {
-                continue;
-            }
-            let demand = self.demand(owner.as_str(), &entry.facts);
-            if let Ok(Some(demand)) = demand
-                && let Some(node) = self.cluster.fleet.node_id(&name)
-            {
-                let hint = self.hints.hint_of_nominee(name);
-                self.keep((node, None), &demand, hint);
-            }
+            let rooms = &mut index.hints.rooms;
+            rooms.keep(&mut index.cluster, group, demand, chosen, end);
+            hint_place(index, (node, Some(&own)), demand, attempt, now);
+        }
+        MemberOutcome::Joined(node, placement) => {
+            // The hint comes first, so that open places are chosen beside it.
+            hint_place(index, (node, Some(&placement)), demand, attempt, now);
+            let rooms = &mut index.hints.rooms;
+            rooms.join(&mut index.cluster, &group.id, demand, &placement);
+        }
+        MemberOutcome::Unplaced(refusal) => {
+            return index.hints.rooms.note_filtered(group, demand.uid, refusal, end);
         }
     }
+    // A member that rests gets no hint, and so has no place in the room of its group.
+    if !index.hints.is_hinted(demand.uid) {
+        free(index, demand.uid);
+    }
+}
 
-    /// Begins to keep for a pod the room on a node that these pods will have freed: the part that is free, and the rest as it
-    /// becomes free.
-    pub(crate) fn begin_room(&mut self, uid: &str, node: &str, freeing: &[OwnerId]) {
-        let room = MadeRoom {
-            node: node.into(),
-            freeing: freeing.to_vec(),
+/// Updates the hint of an unbound pod by the attempt that a watch shows, and remembers a nomination until room is kept.
+pub(super) fn update_attempt(index: &mut Index, uid: &str, mut shown: Attempt) {
+    // An error of kube-scheduler removes a nomination, and does not end the room that the leader makes for the pod.
+    if shown.nominated.is_none() {
+        shown.nominated = index.hints.made.get(uid).map(|room| room.node.clone());
+    }
+    let owner = index.cluster.owner(uid);
+    if let Some(mut hint) = index.hints.take_hint(uid) {
+        if hint.update(&shown, index.hints.times) {
+            return index.hints.put_hint(owner, hint);
+        }
+        free(index, uid);
+        index.cluster.note_silent_opening();
+        if let Some(key) = hint.group {
+            let kind = GroupKind::Native;
+            end_tried(index, &GroupId { kind, key });
+        }
+    }
+    // The devices of an assumption are reserved; a hint beside them would count twice.
+    if let Some(node) = shown.nominated
+        && index.cluster.assumption(uid).is_none()
+    {
+        index.hints.nominees.insert(owner, node);
+        // Room is looked for at once: the nominee is new, although no room has opened.
+        index.hints.n_openings_tried = u64::MAX;
+    } else {
+        index.hints.nominees.remove(&owner);
+    }
+}
+
+/// Keeps room for nominated pods on their nodes, as soon as there is any.
+pub(super) fn keep_for_nominees(index: &mut Index) {
+    let n_openings = index.cluster.fleet.n_openings();
+    let hints = &mut index.hints;
+    // Without new room every further try would fail like the last one.
+    if hints.is_listing || hints.nominees.is_empty() || hints.n_openings_tried == n_openings {
+        return;
+    }
+    hints.n_openings_tried = n_openings;
+    // A copy, as a nominee that gets room leaves the map.
+    for (owner, name) in hints.nominees.clone() {
+        let Some(entry) = index.cluster.pods.get(&owner) else {
+            continue;
         };
-        self.hints.made.insert(self.cluster.owner(uid), room);
-        let Some((id, entry)) = self.cluster.fleet.node_id(node).zip(self.cluster.pods.get(uid)) else {
-            return;
-        };
-        // The devices of an assumption are reserved; a hint beside them would count twice.
-        if entry.bound().is_some() {
-            return;
+        if entry.facts.bound.is_some() || index.hints.resting.contains_key(&owner) {
+            continue;
         }
-        let Ok(Some(demand)) = self.demand(uid, &entry.facts) else {
-            return;
-        };
-        let (policy, but) = (demand.policies.device, (freeing, &[OwnerId::from(uid)][..]));
-        let (devices, fleet) = (demand.devices(), &self.cluster.fleet);
-        let placement = fleet.choose_devices_among(id, devices, policy, None, but);
-        if let Ok(placement) = placement {
-            self.hints.take_hint(uid);
-            let hint = self.hints.hint_of_nominee(node.into());
-            self.keep((id, Some(&placement)), &demand, hint);
-            if freeing.is_empty() {
-                // The room is free at once, and kube-scheduler may have been refused it before this process saw that.
-                self.cluster.note_silent_opening();
-            }
+        let demand = index.demand(owner.as_str(), &entry.facts);
+        if let Ok(Some(demand)) = demand
+            && let Some(node) = index.cluster.fleet.node_id(&name)
+        {
+            let hint = index.hints.hint_of_nominee(name);
+            keep(index, (node, None), &demand, hint);
         }
     }
+}
 
-    /// Keeps the room that is made for a pod again, after its binding has failed.
-    pub(super) fn resume_room(&mut self, uid: &str) {
-        if let Some(MadeRoom { node, freeing }) = self.hints.made.remove(uid) {
-            self.begin_room(uid, &node, &freeing);
+/// Begins to keep for a pod the room on a node that these pods will have freed: the part that is free, and the rest as it
+/// becomes free.
+pub(crate) fn begin_room(index: &mut Index, uid: &str, node: &str, freeing: &[OwnerId]) {
+    let room = MadeRoom {
+        node: node.into(),
+        freeing: freeing.to_vec(),
+    };
+    index.hints.made.insert(index.cluster.owner(uid), room);
+    let Some((id, entry)) = index.cluster.fleet.node_id(node).zip(index.cluster.pods.get(uid)) else {
+        return;
+    };
+    // The devices of an assumption are reserved; a hint beside them would count twice.
+    if entry.bound().is_some() {
+        return;
+    }
+    let Ok(Some(demand)) = index.demand(uid, &entry.facts) else {
+        return;
+    };
+    let (policy, but) = (demand.policies.device, (freeing, &[OwnerId::from(uid)][..]));
+    let (devices, fleet) = (demand.devices(), &index.cluster.fleet);
+    let placement = fleet.choose_devices_among(id, devices, policy, None, but);
+    if let Ok(placement) = placement {
+        index.hints.take_hint(uid);
+        let hint = index.hints.hint_of_nominee(node.into());
+        keep(index, (id, Some(&placement)), &demand, hint);
+        if freeing.is_empty() {
+            // The room is free at once, and kube-scheduler may have been refused it before this process saw that.
+            index.cluster.note_silent_opening();
         }
     }
+}
 
-    /// Notes that a pod has ended: it may have freed a part of a room that the leader makes.
-    pub(super) fn note_ended(&mut self, uid: &str) {
-        for room in self.hints.made.values_mut() {
-            let n_before = room.freeing.len();
-            room.freeing.retain(|pod| pod.as_str() != uid);
-            if room.freeing.len() < n_before {
-                // kube-scheduler may have seen the end before this process, and been refused once more.
-                self.cluster.note_silent_opening();
-            }
+/// Keeps the room that is made for a pod again, after its binding has failed.
+pub(super) fn resume_room(index: &mut Index, uid: &str) {
+    if let Some(MadeRoom { node, freeing }) = index.hints.made.remove(uid) {
+        begin_room(index, uid, &node, &freeing);
+    }
+}
+
+/// Notes that a pod has ended: it may have freed a part of a room that the leader makes.
+pub(super) fn note_ended(index: &mut Index, uid: &str) {
+    for room in index.hints.made.values_mut() {
+        let n_before = room.freeing.len();
+        room.freeing.retain(|pod| pod.as_str() != uid);
+        if room.freeing.len() < n_before {
+            // kube-scheduler may have seen the end before this process, and been refused once more.
+            index.cluster.note_silent_opening();
         }
     }
+}
 
-    /// Ends what [`Self::begin_room`] has begun, even if the pod is nominated to the node still.
-    pub(crate) fn end_room(&mut self, uid: &str) {
-        let hint = self.hints.hints.get(uid);
-        let is_kept_there = |room: MadeRoom| hint.is_some_and(|hint| hint.node == room.node);
-        if self.hints.made.remove(uid).is_some_and(is_kept_there) {
-            self.unhint(uid);
-            self.keep_for_nominees();
+/// Ends what [`begin_room`] has begun, even if the pod is nominated to the node still.
+pub(crate) fn end_room(index: &mut Index, uid: &str) {
+    let hint = index.hints.hints.get(uid);
+    let is_kept_there = |room: MadeRoom| hint.is_some_and(|hint| hint.node == room.node);
+    if index.hints.made.remove(uid).is_some_and(is_kept_there) {
+        unhint(index, uid);
+        keep_for_nominees(index);
+    }
+}
+
+/// Keeps room on the node for the pod of a hint, and returns true if the node has room.
+fn keep(
+    index: &mut Index,
+    (node, placement): (NodeId, Option<&Placement>),
+    demand: &ResourceDemand<'_>,
+    hint: Hint,
+) -> bool {
+    let (policy, hints) = (demand.policies.device, Hints::RespectOthers(demand.uid));
+    let fleet = &index.cluster.fleet;
+    let chosen = match placement {
+        Some(placement) => Ok(placement.clone()),
+        None => fleet.choose_devices(node, demand.devices(), policy, hints),
+    };
+    let Ok(placement) = chosen else {
+        return false;
+    };
+    let owner = index.cluster.owner(demand.uid);
+    // A pod that takes no device of the node needs no room kept.
+    let is_kept = placement != Placement::default() && index.cluster.fleet.hint(&owner, node, &placement);
+    if is_kept {
+        index.hints.nominees.remove(demand.uid);
+        index.hints.put_hint(owner, hint);
+    }
+    is_kept
+}
+
+/// Frees the room kept for `PodGroup`s whose scheduling cycle will bind no member, see [`super::gangs`], except for
+/// `filtered_group`, the group of the pod that is filtered now; nominated pods may have the room.
+pub(crate) fn end_gang_cycles(index: &mut Index, filtered_group: Option<&str>) {
+    let members = index.hints.gangs.end_cycles(filtered_group);
+    // The fleet counts no opening for these, so `keep_for_nominees` would skip the room that is free now.
+    if unhint_members(index, members) {
+        index.hints.n_openings_tried = u64::MAX;
+    }
+    keep_for_nominees(index);
+}
+
+/// Ends the hints of these members of a group, except for those that end by themselves; returns true if there were any.
+fn unhint_members(index: &mut Index, members: Vec<OwnerId>) -> bool {
+    let n_before = index.hints.hints.len();
+    for owner in members {
+        if let Some(group) = index.cluster.group_members.group_of(owner.as_str()) {
+            end_tried(index, &group);
+        }
+        // A member that was nominated since has a hint of its own.
+        let hint = index.hints.hints.get(&owner);
+        if hint.is_some_and(|hint| hint.group.is_some()) {
+            index.hints.hints.remove(&owner);
+            free(index, owner.as_str());
         }
     }
+    index.hints.hints.len() < n_before
+}
 
-    /// Keeps room on the node for the pod of a hint, and returns true if the node has room.
-    fn keep(
-        &mut self,
-        (node, placement): (NodeId, Option<&Placement>),
-        demand: &ResourceDemand<'_>,
-        hint: Hint,
-    ) -> bool {
-        let (policy, hints) = (demand.policies.device, Hints::RespectOthers(demand.uid));
-        let fleet = &self.cluster.fleet;
-        let chosen = match placement {
-            Some(placement) => Ok(placement.clone()),
-            None => fleet.choose_devices(node, demand.devices(), policy, hints),
-        };
-        let Ok(placement) = chosen else {
-            return false;
-        };
-        let owner = self.cluster.owner(demand.uid);
-        // A pod that takes no device of the node needs no room kept.
-        let is_kept = placement != Placement::default() && self.cluster.fleet.hint(&owner, node, &placement);
-        if is_kept {
-            self.hints.nominees.remove(demand.uid);
-            self.hints.put_hint(owner, hint);
-        }
-        is_kept
+/// Notes that a member of a `PodGroup` was filtered; `is_placed` if a node has room for it, and otherwise room that is kept
+/// for it stays. Does nothing for other pods.
+pub(crate) fn note_member(index: &mut Index, uid: &str, attempt: &Attempt, is_placed: bool, now: Instant) {
+    let end = now.checked_add(index.hints.times.plain);
+    let Some((group, end)) = attempt.group.as_deref().zip(end) else {
+        return;
+    };
+    let (owner, has_failed) = (index.cluster.owner(uid), attempt.failure.is_some());
+    let gangs = &mut index.hints.gangs;
+    if gangs.note_filter(group, owner, (is_placed, has_failed), end) {
+        index.cluster.note_silent_opening();
     }
+}
 
-    /// Frees the room kept for `PodGroup`s whose scheduling cycle will bind no member, see [`super::gangs`], except for
-    /// `filtered_group`, the group of the pod that is filtered now; nominated pods may have the room.
-    pub(crate) fn end_gang_cycles(&mut self, filtered_group: Option<&str>) {
-        let members = self.hints.gangs.end_cycles(filtered_group);
-        // The fleet counts no opening for these, so `keep_for_nominees` would skip the room that is free now.
-        if self.unhint_members(members) {
-            self.hints.n_openings_tried = u64::MAX;
-        }
-        self.keep_for_nominees();
+/// Ends the hint of a pod that is assumed or bound on the node `bound_to`, or gone: room of a hint on another node opens.
+/// Room that is made for the pod lasts until [`end_room`], as the binding may fail.
+pub(super) fn end(index: &mut Index, uid: &str, bound_to: Option<&str>) {
+    index.hints.nominees.remove(uid);
+    index.hints.gangs.remove_member(uid);
+    let is_bound = bound_to.is_some();
+    index.hints.rooms.remove_member(&mut index.cluster, uid, is_bound);
+    // A bind of another leader, which the watch shows.
+    if is_bound && let Some(group) = index.cluster.group_members.group_of(uid) {
+        end_tried(index, &group);
     }
-
-    /// Ends the hints of these members of a group, except for those that end by themselves; returns true if there were any.
-    fn unhint_members(&mut self, members: Vec<OwnerId>) -> bool {
-        let n_before = self.hints.hints.len();
-        for owner in members {
-            if let Some(group) = self.cluster.group_members.group_of(owner.as_str()) {
-                self.end_tried(&group);
-            }
-            // A member that was nominated since has a hint of its own.
-            let hint = self.hints.hints.get(&owner);
-            if hint.is_some_and(|hint| hint.group.is_some()) {
-                self.hints.hints.remove(&owner);
-                self.free(owner.as_str());
-            }
-        }
-        self.hints.hints.len() < n_before
-    }
-
-    /// Notes that a member of a `PodGroup` was filtered; `is_placed` if a node has room for it, and otherwise room that is kept
-    /// for it stays. Does nothing for other pods.
-    pub(crate) fn note_member(&mut self, uid: &str, attempt: &Attempt, is_placed: bool, now: Instant) {
-        let end = now.checked_add(self.hints.times.plain);
-        let Some((group, end)) = attempt.group.as_deref().zip(end) else {
-            return;
-        };
-        let (owner, has_failed) = (self.cluster.owner(uid), attempt.failure.is_some());
-        let gangs = &mut self.hints.gangs;
-        if gangs.note_filter(group, owner, (is_placed, has_failed), end) {
-            self.cluster.note_silent_opening();
-        }
-    }
-
-    /// Ends the hint of a pod that is assumed or bound on the node `bound_to`, or gone: room of a hint on another node opens.
-    /// Room that is made for the pod lasts until [`Self::end_room`], as the binding may fail.
-    pub(super) fn end_hint(&mut self, uid: &str, bound_to: Option<&str>) {
-        self.hints.nominees.remove(uid);
-        self.hints.gangs.remove_member(uid);
-        let is_bound = bound_to.is_some();
-        self.hints.rooms.remove_member(&mut self.cluster, uid, is_bound);
-        // A bind of another leader, which the watch shows.
-        if is_bound && let Some(group) = self.cluster.group_members.group_of(uid) {
-            self.end_tried(&group);
-        }
-        // The fleet forgets the hint itself when the pod is bound or gone.
-        let hint = self.hints.take_hint(uid);
-        if hint.is_some_and(|hint| bound_to != Some(&*hint.node)) {
-            self.cluster.note_silent_opening();
-        }
+    // The fleet forgets the hint itself when the pod is bound or gone.
+    let hint = index.hints.take_hint(uid);
+    if hint.is_some_and(|hint| bound_to != Some(&*hint.node)) {
+        index.cluster.note_silent_opening();
     }
 }

@@ -17,7 +17,7 @@ use tracing::warn;
 use super::Index;
 use super::budgets::{Budget, namespace_and_name};
 use super::failing::is_refused_by_kubelet;
-use super::hints::Attempt;
+use super::hints::{self, Attempt};
 use super::node_state::NodeState;
 use crate::accounting::kubelet_allocations::{self, AllocationsByPod};
 use crate::accounting::{self, PodFacts};
@@ -161,7 +161,7 @@ impl ObjectStore<RawDevice> for Index {
         }
         // kube-scheduler watches no Device objects.
         self.cluster.note_silent_since(n_openings);
-        self.keep_for_nominees();
+        hints::keep_for_nominees(self);
     }
 
     fn delete(&mut self, device: &RawDevice) {
@@ -248,11 +248,11 @@ impl ObjectStore<Pod> for Index {
                     if let Some(nanos) = bound.assumed_at {
                         self.assume_times.note_recorded(nanos);
                     }
-                    self.end_hint(uid, Some(&bound.node));
+                    hints::end(self, uid, Some(&bound.node));
                 }
                 self.cluster.put_pod(&pod, facts, list);
                 if !is_bound {
-                    self.update_attempt(uid, Attempt::of(&pod));
+                    hints::update_attempt(self, uid, Attempt::of(&pod));
                 }
             }
             Some(facts) => {
@@ -271,7 +271,7 @@ impl ObjectStore<Pod> for Index {
         }
         self.cluster.put_host_use(&pod, requested, list);
         self.cluster.account_kubelet_allocations(uid);
-        self.keep_for_nominees();
+        hints::keep_for_nominees(self);
         renew_model_if_due(self);
     }
 
@@ -285,7 +285,7 @@ impl ObjectStore<Pod> for Index {
         renew_model_if_due(self);
         self.cluster.ended.remove(pod.uid());
         self.cluster.account_kubelet_allocations(pod.uid());
-        self.keep_for_nominees();
+        hints::keep_for_nominees(self);
     }
 
     fn begin_list(&mut self) {
@@ -312,16 +312,7 @@ impl ObjectStore<Pod> for Index {
         self.pod_list.synced = true;
         self.cluster.note_silent_since(self.pod_list.n_openings);
         self.hints.is_listing = false;
-        self.keep_for_nominees();
-    }
-}
-
-impl Index {
-    /// Removes a pod that requests device resources, with its hint and its holdings.
-    pub(super) fn remove_pod(&mut self, uid: &str) {
-        self.end_hint(uid, None);
-        self.note_ended(uid);
-        self.cluster.remove_pod(uid);
+        hints::keep_for_nominees(self);
     }
 }
 

@@ -1,8 +1,9 @@
 //! The facts by which the leader makes room: the pods that wait for it, the nodes on which it may be made, and the pods that go.
 
-use placement::{NodeId, NodeView, OwnerId};
+use placement::{NodeView, OwnerId};
 
 use super::Index;
+use super::cluster::Cluster;
 use super::room_rules::{NotPreemptor, is_refusal};
 use crate::accounting::PodFacts;
 use crate::bind::PodId;
@@ -43,81 +44,65 @@ impl WaitingPod<'_> {
     }
 }
 
-impl Index {
-    /// A pod that a watch has shown waiting, and that no bind has assumed.
-    pub(crate) fn waiting(&self, uid: &str) -> Option<WaitingPod<'_>> {
-        let entry = self.cluster.pods.get(uid)?;
-        let is_waiting = entry.list != 0 && entry.assumption.is_none() && !entry.preemption.is_leaving;
-        let rules = entry.rules.as_deref().filter(|_| is_waiting)?;
-        Some(WaitingPod {
-            facts: &entry.facts,
-            rules,
-            nominated: entry.preemption.nominated.as_deref(),
-            no_room: entry.preemption.no_room,
-        })
-    }
+/// A pod that a watch has shown waiting, and that no bind has assumed.
+pub(crate) fn waiting<'a>(index: &'a Index, uid: &str) -> Option<WaitingPod<'a>> {
+    let entry = index.cluster.pods.get(uid)?;
+    let is_waiting = entry.list != 0 && entry.assumption.is_none() && !entry.preemption.is_leaving;
+    let rules = entry.rules.as_deref().filter(|_| is_waiting)?;
+    Some(WaitingPod {
+        facts: &entry.facts,
+        rules,
+        nominated: entry.preemption.nominated.as_deref(),
+        no_room: entry.preemption.no_room,
+    })
+}
 
-    /// Returns true if a waiting pod is nominated by the leader, now or before.
-    pub(crate) fn is_room_nominee(&self, uid: &str) -> bool {
-        let entry = self.cluster.pods.get(uid);
-        entry.is_some_and(|entry| entry.preemption.nominated_for_room.is_some())
-            && self.waiting(uid).is_some()
-    }
+/// Returns true if a waiting pod is nominated by the leader, now or before.
+pub(crate) fn is_nominee(index: &Index, uid: &str) -> bool {
+    let entry = index.cluster.pods.get(uid);
+    entry.is_some_and(|entry| entry.preemption.nominated_for_room.is_some()) && waiting(index, uid).is_some()
+}
 
-    /// The number of pods with a lower priority that hold devices of a node, and that may be evicted or are leaving.
-    pub fn n_victims_on(&self, node: NodeId, priority: i32) -> usize {
-        let mut n_victims = 0;
-        for held in self.cluster.fleet.view(node).into_iter().flat_map(NodeView::held) {
-            if let Some(entry) = self.cluster.pods.get(&held.owner) {
-                let eviction = &entry.preemption;
-                let may_go = eviction.is_leaving || eviction.evictable_within.is_some();
-                n_victims += usize::from(may_go && eviction.rank.priority < priority);
-            }
+/// The pods that the leader, now or before, has nominated, and that wait still.
+pub(crate) fn nominees(index: &Index) -> Vec<RoomNominee> {
+    let mut nominees = Vec::new();
+    for owner in &index.cluster.nominated {
+        let Some(entry) = index.cluster.pods.get(owner) else {
+            continue;
+        };
+        if let Some(nominated_at) = entry.preemption.nominated_for_room
+            && let Some(node) = &entry.preemption.nominated
+            && waiting(index, owner.as_str()).is_some()
+        {
+            let (leaving, grace_seconds) = leaving(&index.cluster, node, entry.preemption.rank.priority);
+            nominees.push(RoomNominee {
+                pod: entry.id(owner),
+                node: node.clone(),
+                nominated_at,
+                leaving,
+                grace_seconds,
+            });
         }
-        n_victims
     }
+    nominees
+}
 
-    /// The pods that the leader, now or before, has nominated, and that wait still.
-    pub(crate) fn room_nominees(&self) -> Vec<RoomNominee> {
-        let mut nominees = Vec::new();
-        for owner in &self.cluster.nominated {
-            let Some(entry) = self.cluster.pods.get(owner) else {
-                continue;
-            };
-            if let Some(nominated_at) = entry.preemption.nominated_for_room
-                && let Some(node) = &entry.preemption.nominated
-                && self.waiting(owner.as_str()).is_some()
-            {
-                let (leaving, grace_seconds) = self.leaving(node, entry.preemption.rank.priority);
-                nominees.push(RoomNominee {
-                    pod: entry.id(owner),
-                    node: node.clone(),
-                    nominated_at,
-                    leaving,
-                    grace_seconds,
-                });
-            }
+/// Returns true if a pod of lower priority that holds devices of a node is being deleted.
+pub(crate) fn has_leaving(index: &Index, node: &str, priority: i32) -> bool {
+    !leaving(&index.cluster, node, priority).0.is_empty()
+}
+
+/// The pods with a lower priority that are leaving a node, and the longest of their grace periods in seconds.
+fn leaving(cluster: &Cluster, node: &str, priority: i32) -> (Vec<OwnerId>, u32) {
+    let (mut leaving, mut grace_seconds) = (Vec::new(), 0);
+    for held in cluster.view(node).into_iter().flat_map(NodeView::held) {
+        if let Some(entry) = cluster.pods.get(&held.owner)
+            && entry.preemption.is_leaving
+            && entry.preemption.rank.priority < priority
+        {
+            leaving.push(held.owner.clone());
+            grace_seconds = grace_seconds.max(entry.preemption.evictable_within.unwrap_or_default());
         }
-        nominees
     }
-
-    /// Returns true if a pod of lower priority that holds devices of a node is being deleted.
-    pub(crate) fn has_leaving(&self, node: &str, priority: i32) -> bool {
-        !self.leaving(node, priority).0.is_empty()
-    }
-
-    /// The pods with a lower priority that are leaving a node, and the longest of their grace periods in seconds.
-    fn leaving(&self, node: &str, priority: i32) -> (Vec<OwnerId>, u32) {
-        let (mut leaving, mut grace_seconds) = (Vec::new(), 0);
-        for held in self.cluster.view(node).into_iter().flat_map(NodeView::held) {
-            if let Some(entry) = self.cluster.pods.get(&held.owner)
-                && entry.preemption.is_leaving
-                && entry.preemption.rank.priority < priority
-            {
-                leaving.push(held.owner.clone());
-                grace_seconds = grace_seconds.max(entry.preemption.evictable_within.unwrap_or_default());
-            }
-        }
-        (leaving, grace_seconds)
-    }
+    (leaving, grace_seconds)
 }

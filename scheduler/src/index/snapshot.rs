@@ -33,23 +33,22 @@ pub struct Snapshot {
     pub synced: [(&'static str, bool); 3],
 }
 
-impl Index {
-    /// The state in numbers, for metrics.
-    pub fn snapshot(&self) -> Snapshot {
+impl Snapshot {
+    pub(super) fn of(index: &Index) -> Self {
         let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
-        let cluster = &self.cluster;
+        let cluster = &index.cluster;
         let (mut n_pending, mut n_assumed, mut n_conservative, mut n_contradicting) = (0, 0, 0, 0);
         // Not all pods are gone through: they are many, and filters wait meanwhile.
         for entry in cluster.unbound.iter().filter_map(|uid| cluster.pods.get(uid)) {
             let is_assumed = entry.assumption.is_some();
-            n_pending += u64::from(!is_assumed && self.requests_devices(&entry.facts));
+            n_pending += u64::from(!is_assumed && index.requests_devices(&entry.facts));
             n_assumed += u64::from(is_assumed);
         }
         for entry in cluster.doubtful.iter().filter_map(|uid| cluster.pods.get(uid)) {
             n_conservative += u64::from(entry.problem.is_some());
             n_contradicting += u64::from(entry.contradicts);
         }
-        Snapshot {
+        Self {
             n_nodes: count(cluster.n_existing),
             n_gpu_nodes: count(cluster.n_gpu_nodes),
             n_closed_gpus: count(cluster.n_closed_gpus),
@@ -59,10 +58,10 @@ impl Index {
             n_conservative,
             n_contradicting,
             n_hints: count(cluster.fleet.n_hints()),
-            n_group_rooms: count(self.hints.n_group_rooms()),
-            n_failing: count(self.failing.n_ranking_last),
+            n_group_rooms: count(index.hints.n_group_rooms()),
+            n_failing: count(index.failing.n_ranking_last),
             n_plugin_away: count(cluster.plugins.n_left_out()),
-            synced: self.synced(),
+            synced: index.synced(),
         }
     }
 }

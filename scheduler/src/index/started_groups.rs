@@ -12,10 +12,10 @@ use placement::{
 };
 use proto::pod_group as wish;
 
-use super::Index;
-use super::group_members::{Member, MembersToPlace};
+use super::group_members::{self, Member, MembersToPlace};
 use super::pod_groups::{GroupId, GroupOfPod};
 use super::resource_demand::ResourceDemand;
+use super::{Index, hints};
 use crate::kube_scheduler::{self, RequestSums};
 
 /// A group that has started in part.
@@ -59,7 +59,7 @@ impl StartedGroup {
         let (fleet, hints) = (index.fleet(), Hints::RespectOthers(demand.uid));
         if let Some(domain) = engine_domain(self.group.wish.domain) {
             // The domain in which the bound members are.
-            let members = index.members_to_place(&self.group, demand);
+            let members = group_members::to_place(index, &self.group, demand);
             let node = members.node.as_deref().and_then(|node| fleet.node_id(node));
             let place = node.and_then(|node| first_place(fleet, &members, demand, (node, domain), 1, hints));
             if place.is_some() || self.group.wish.policy == wish::DomainPolicy::Required {
@@ -131,64 +131,62 @@ fn takes(index: &Index, name: &str, uid: &str) -> bool {
     rules.is_none_or(|rules| kube_scheduler::check(rules, facts, requested).is_ok())
 }
 
-impl Index {
-    /// Keeps room for the missing members of the groups that have changed and have started in part: some members are bound, and
-    /// fewer than the group needs.
-    pub(crate) fn keep_for_started_groups(&mut self, now: Instant) {
-        for id in std::mem::take(&mut self.cluster.group_members.changed) {
-            let Some(started) = StartedGroup::of(self, id) else {
+/// Keeps room for the missing members of the groups that have changed and have started in part: some members are bound, and
+/// fewer than the group needs.
+pub(crate) fn keep_room(index: &mut Index, now: Instant) {
+    for id in std::mem::take(&mut index.cluster.group_members.changed) {
+        let Some(started) = StartedGroup::of(index, id) else {
+            continue;
+        };
+        for owner in &started.missing {
+            let uid = owner.as_str();
+            let Some(entry) = index.cluster.pods.get(owner) else {
                 continue;
             };
-            for owner in &started.missing {
-                let uid = owner.as_str();
-                let Some(entry) = self.cluster.pods.get(owner) else {
-                    continue;
-                };
-                if self.hints.is_hinted(uid) || self.hints.is_resting(uid, now) {
-                    continue;
-                }
-                let Ok(Some(demand)) = self.demand(uid, &entry.facts) else {
-                    continue;
-                };
-                // Where one member finds no room, the next ones hardly do.
-                let Some((node, placement)) = started.place_for(self, &demand) else {
-                    break;
-                };
-                self.keep_place((node, &placement), &demand, now);
+            if index.hints.is_hinted(uid) || index.hints.is_resting(uid, now) {
+                continue;
             }
+            let Ok(Some(demand)) = index.demand(uid, &entry.facts) else {
+                continue;
+            };
+            // Where one member finds no room, the next ones hardly do.
+            let Some((node, placement)) = started.place_for(index, &demand) else {
+                break;
+            };
+            hints::keep_place(index, (node, &placement), &demand, now);
         }
     }
+}
 
-    /// The devices for a bind of a member that has no place kept for it: the leader has changed, or kube-scheduler has chosen
-    /// a placement that it did not try last, see `tried_placements`. They are in a domain with room for all members that are not
-    /// bound, as far as that is possible beside the bound ones. `None` for a pod without a wish, or whose group prefers a domain
-    /// that has no room on the node; an error if it requires one.
-    pub(super) fn place_without_kept_room(
-        &self,
-        node: NodeId,
-        demand: &ResourceDemand<'_>,
-    ) -> Option<Result<Placement, Reason>> {
-        let (id, marks) = self.cluster.group_members.find(demand.uid)?;
-        let group = self.pod_groups.group(id.clone(), marks);
-        let domain = engine_domain(group.wish.domain)?;
-        let members = self.members_to_place(&group, demand);
-        // Alone the first member would fix a domain without room for the others.
-        let sizes: &[usize] = if members.bound.is_empty() {
-            &[members.n_alike]
-        } else {
-            &[members.n_alike, 1]
-        };
-        // Room that is kept for other pods comes last.
-        for hints in [Hints::RespectOthers(demand.uid), Hints::Ignore] {
-            for n in sizes {
-                let place = first_place(self.fleet(), &members, demand, (node, domain), *n, hints);
-                if let Some(place) = place {
-                    return Some(Ok(place));
-                }
+/// The devices for a bind of a member that has no place kept for it: the leader has changed, or kube-scheduler has chosen
+/// a placement that it did not try last, see `tried_placements`. They are in a domain with room for all members that are not
+/// bound, as far as that is possible beside the bound ones. `None` for a pod without a wish, or whose group prefers a domain
+/// that has no room on the node; an error if it requires one.
+pub(super) fn place_without_kept_room(
+    index: &Index,
+    node: NodeId,
+    demand: &ResourceDemand<'_>,
+) -> Option<Result<Placement, Reason>> {
+    let (id, marks) = index.cluster.group_members.find(demand.uid)?;
+    let group = index.pod_groups.group(id.clone(), marks);
+    let domain = engine_domain(group.wish.domain)?;
+    let members = group_members::to_place(index, &group, demand);
+    // Alone the first member would fix a domain without room for the others.
+    let sizes: &[usize] = if members.bound.is_empty() {
+        &[members.n_alike]
+    } else {
+        &[members.n_alike, 1]
+    };
+    // Room that is kept for other pods comes last.
+    for hints in [Hints::RespectOthers(demand.uid), Hints::Ignore] {
+        for n in sizes {
+            let place = first_place(index.fleet(), &members, demand, (node, domain), *n, hints);
+            if let Some(place) = place {
+                return Some(Ok(place));
             }
         }
-        (group.wish.policy == wish::DomainPolicy::Required).then_some(Err(Reason::Together))
     }
+    (group.wish.policy == wish::DomainPolicy::Required).then_some(Err(Reason::Together))
 }
 
 /// The domain in the terms of the engine; `None` for any nodes.

@@ -12,7 +12,7 @@ use proto::resource::ResourceNames;
 use rstest::rstest;
 use serde_json::{Value, json};
 
-use super::{Assumed, Attempt, Index, Phase, Shared, requests_devices};
+use super::{Assumed, Attempt, Index, Phase, Shared, assumption, hints, requests_devices};
 use crate::accounting::PodFacts;
 use crate::bind::{PodId, PodLookup};
 use crate::metrics::{AllocationSnapshot, NamespaceSnapshot};
@@ -93,7 +93,7 @@ fn a_watched_pod_stays_pending_when_its_assumption_is_forgotten() {
 fn a_pod_read_as_unbound_settles_its_assumption_only_after_a_while() {
     let (mut index, now) = (index(), Instant::now());
     let assumed_at = assume(&mut index, "p", now);
-    index.mark_unknown("p", assumed_at, now);
+    assumption::mark_unknown(&mut index, "p", assumed_at, now);
     let state = index.assumption_state("p").unwrap();
     assert!(!index.settle("p", state, &PodLookup::Unbound, now + Duration::from_secs(59)));
     assert_eq!(index.fleet().n_owners(), 1);
@@ -107,7 +107,7 @@ fn the_pod_read_from_the_api_server_settles_an_assumption() {
         let (mut index, now) = (index(), Instant::now());
         index.apply(serde_json::from_value::<Pod>(pod("p")).unwrap());
         let assumed_at = assume(&mut index, "p", now);
-        index.mark_unknown("p", assumed_at, now);
+        assumption::mark_unknown(&mut index, "p", assumed_at, now);
         let state = index.assumption_state("p").unwrap();
         assert!(index.settle("p", state, &found, now), "{found:?}");
         assert_eq!(index.fleet().n_owners(), held, "{found:?}");
@@ -120,12 +120,12 @@ fn the_pod_read_from_the_api_server_settles_an_assumption() {
 fn an_assumption_that_was_repeated_meanwhile_is_not_settled() {
     let (mut index, now) = (index(), Instant::now());
     let assumed_at = assume(&mut index, "p", now);
-    index.mark_unknown("p", assumed_at, now);
+    assumption::mark_unknown(&mut index, "p", assumed_at, now);
     let state = index.assumption_state("p").unwrap();
     let later = now + Duration::from_secs(100);
     assert_eq!(assume(&mut index, "p", later), assumed_at);
     assert!(!index.settle("p", state, &PodLookup::Unbound, later));
-    index.mark_unknown("p", assumed_at, later);
+    assumption::mark_unknown(&mut index, "p", assumed_at, later);
     assert!(!index.settle("p", state, &PodLookup::Gone, later));
     assert_eq!(
         (phase(&index, assumed_at), index.fleet().n_owners()),
@@ -141,7 +141,7 @@ fn the_number_of_hints_is_bounded() {
         let uid = at.to_string();
         let node = index.fleet().node_id(&format!("n{}", at % 100)).unwrap();
         let ask = index.demand(&uid, &facts("p")).unwrap().unwrap();
-        index.hint(node, &ask, &Attempt::default(), now);
+        hints::hint(&mut index, node, &ask, &Attempt::default(), now);
     }
     assert_eq!(index.fleet().n_hints(), 4096);
     assert!(!index.hints().is_hinted("0") && index.hints().is_hinted("4999"));
@@ -158,7 +158,7 @@ fn a_hint_is_not_renewed_forever() {
     let node = index.fleet().node_id("n1").unwrap();
     let mut hinted = |seconds: u64| {
         let at = now + Duration::from_secs(seconds);
-        index.hint(node, &ask, &Attempt::default(), at);
+        hints::hint(&mut index, node, &ask, &Attempt::default(), at);
         index.hints().is_hinted("p")
     };
     assert_eq!([0, 10, 29].map(&mut hinted), [true; 3]);

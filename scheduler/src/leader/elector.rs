@@ -18,7 +18,7 @@ use super::lease::LeaseObject;
 use super::watch_barrier::WatchBarrier;
 use super::{LEASE, Leadership, PodName, TAKEOVER_GRACE, now};
 use crate::config::LeaderElection;
-use crate::index::{Index, Shared};
+use crate::index::{Index, Shared, assumption};
 
 /// Pause between two checks that the first lists of all watches are complete.
 const READY_POLL: Duration = Duration::from_millis(100);
@@ -224,7 +224,7 @@ impl Elector {
             takeover.abort();
         }
         self.label.wanted.send_replace(None);
-        self.index.write().end_term();
+        assumption::end_term(&mut self.index.write());
     }
 
     /// Takes over from the previous leader, then keeps the API server accepting this replica's bindings.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use placement::{OwnerId, Reason};
 
 use crate::bind::PodId;
-use crate::index::{Index, RoomVictim};
+use crate::index::{Index, RoomVictim, room_facts};
 
 /// The time within which the watch has to show the node with room once all pods that free it have gone.
 const SHOWN_FREE_WITHIN: Duration = Duration::from_secs(10);
@@ -103,7 +103,7 @@ impl Hold {
 
     pub(super) fn facts(&self, index: &Index) -> HoldFacts {
         let uid = self.pod.uid.as_str();
-        let waiting = index.waiting(uid);
+        let waiting = room_facts::waiting(index, uid);
         let demand = waiting.and_then(|waiting| index.demand(uid, waiting.facts).ok().flatten());
         let fit = demand.map(|demand| index.filter().fit(&self.node, &demand));
         let preemptor = match waiting {

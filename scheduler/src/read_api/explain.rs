@@ -11,7 +11,7 @@ use proto::request::GpuRequest;
 
 use crate::accounting::PodFacts;
 use crate::index::view::{asked, counted_on};
-use crate::index::{Index, ResourceDemand, Shared};
+use crate::index::{Index, ResourceDemand, Shared, group_view};
 use crate::kube_scheduler::PodRules;
 use crate::verdict::{Asker, Refusal, words};
 use summary::summary;
@@ -42,7 +42,7 @@ pub(super) fn explain_to(
     let demand = index.read().demand(uid.as_str(), &facts);
     let bound = facts.bound.as_ref().map(|bound| bound.node.to_string());
     let unit = index.read().common_unit();
-    let group = index.read().show_group(uid.as_str());
+    let group = group_view::show(&index.read(), uid.as_str());
     let mut explanation = Explanation {
         api_version: VERSION.to_owned(),
         namespace: facts.namespace.to_string(),

@@ -21,7 +21,7 @@ use rustc_hash::{FxHashMap, FxHasher};
 use rustix::process::setpriority_process;
 use tracing::debug;
 
-use crate::index::{HolderFacts, Index, ResourceDemand, Shared};
+use crate::index::{HolderFacts, Index, ResourceDemand, Shared, plan_facts};
 use crate::kube_scheduler::PodRules;
 
 const NODES_PER_LOCK: usize = 4;
@@ -232,8 +232,8 @@ impl PlanInput {
         owners.dedup();
         for chunk in owners.chunks(HOLDERS_PER_LOCK) {
             input.holders.extend(reader.read(|index| {
-                let holders = chunk.iter().filter_map(|owner| index.holder(owner.as_str(), now));
-                holders.collect::<Vec<_>>()
+                let holder = |owner: &OwnerId| plan_facts::holder(index, owner.as_str(), now);
+                chunk.iter().filter_map(holder).collect::<Vec<_>>()
             })?);
         }
         // A pod whose volumes the caller does not name, or whose disruption budgets are used up, stays too.
@@ -279,7 +279,8 @@ impl PlanInput {
                             continue;
                         };
                         for allowed in &mut *some {
-                            if index.allows_successor(
+                            if plan_facts::allows_successor(
+                                index,
                                 view.name(),
                                 allowed.rules,
                                 allowed.demand,

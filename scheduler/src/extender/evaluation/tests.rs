@@ -7,7 +7,7 @@ use rstest::rstest;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::index::Attempt;
+use crate::index::{Attempt, hints};
 use crate::offline;
 use crate::watch::ObjectStore;
 
@@ -174,7 +174,8 @@ proptest! {
                 let request = parse(&body).unwrap();
                 let facts = PodFacts::of(&request.pod, index.names());
                 let demand = index.demand(request.pod.uid(), &facts.unwrap()).unwrap().unwrap();
-                index.hint(best, &demand, &Attempt::of(&request.pod), began + Duration::from_secs(at));
+                let (attempt, now) = (Attempt::of(&request.pod), began + Duration::from_secs(at));
+                hints::hint(&mut index, best, &demand, &attempt, now);
             }
         }
     }

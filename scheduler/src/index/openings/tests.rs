@@ -7,7 +7,7 @@ use proto::resource::{ISOLATION_PROVIDER, ResourceNames};
 use rstest::rstest;
 use serde_json::{Value, json};
 
-use super::super::{Assumed, Attempt, Index, RawDevice};
+use super::super::{Assumed, Attempt, Index, RawDevice, hints};
 use super::Openings;
 use crate::accounting::PodFacts;
 use crate::bind::{PodId, PodLookup};
@@ -82,7 +82,7 @@ impl World {
         let facts = PodFacts::of(&pod, self.index.names()).unwrap();
         let ask = self.index.demand(name, &facts).unwrap().unwrap();
         let (node, attempt) = (self.index.fleet().node_id("n1").unwrap(), Attempt::of(&pod));
-        self.index.hint(node, &ask, &attempt, self.began);
+        hints::hint(&mut self.index, node, &ask, &attempt, self.began);
     }
 
     fn assume(&mut self, name: &str) -> u64 {
