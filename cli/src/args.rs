@@ -334,6 +334,8 @@ fn bytes(text: &str) -> Result<u64, String> {
 fn duration(text: &str) -> Result<Duration, String> {
     let time = text.parse::<SignedDuration>().ok();
     let time = time.and_then(|time| Duration::try_from(time).ok());
+    // The scheduler counts whole seconds: 500ms would be no limit at all.
+    let time = time.filter(|time| time.subsec_nanos() == 0);
     time.ok_or_else(|| "write a number and s, m or h, such as 5m".to_owned())
 }
 

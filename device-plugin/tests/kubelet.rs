@@ -1,21 +1,15 @@
 //! The plugin as kubelet sees it, over real sockets.
 
-#[cfg(test)]
-#[path = "scene/kubelet.rs"]
-mod kubelet;
-#[cfg(test)]
-#[path = "scene/node.rs"]
-#[expect(dead_code, reason = "not every test file uses all of the scene")]
-mod node;
-
 use std::fs;
 use std::time::Duration;
 
+use super::fake_kubelet::{FakeKubelet, SOON};
+use super::node::{
+    Node, SHARES, UNITS, gpushare, in_the_middle_of_a_container, indices, koordinator, pod, uuid,
+};
 use device_plugin::devices::extended_resource::{ExtendedResource, ExtendedResourceNames, Registrations};
 use device_plugin::kubelet::boot;
 use insta::assert_json_snapshot;
-use kubelet::{FakeKubelet, SOON};
-use node::{Node, SHARES, UNITS, gpushare, in_the_middle_of_a_container, indices, koordinator, pod, uuid};
 use proto::kubelet::deviceplugin::{
     AllocateRequest, ContainerAllocateRequest, ContainerPreferredAllocationRequest, PreStartContainerRequest,
     PreferredAllocationRequest,

@@ -6,16 +6,13 @@
     reason = "a failed step fails the test"
 )]
 
-#[path = "stand_in/machine.rs"]
-#[expect(dead_code, reason = "not every test file uses all of the machine")]
-mod machine;
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::machine::{Machine, card};
 use clap::Parser;
 use device_plugin::config::Config;
 use device_plugin::devices::device_ids::IdScheme;
@@ -24,7 +21,6 @@ use device_plugin::inject::enforcement::{Enforcement, Enforcements, Level};
 use device_plugin::node::pods::{NodePod, NodePods};
 use device_plugin::publish::memory_use::{ContainerGpu, MeasuredMemory, measure_memory_use};
 use device_plugin::start::node_state::NodeState;
-use machine::{Machine, card};
 use proto::memory_unit::MemoryUnit;
 use proto::resource::ResourceNames;
 use serde_json::json;

@@ -6,9 +6,6 @@
     reason = "a failed step fails the test"
 )]
 
-#[path = "stand_in/machine.rs"]
-mod machine;
-
 use std::{
     collections::{BTreeMap, VecDeque},
     fs,
@@ -17,13 +14,13 @@ use std::{
     time::{Duration, Instant},
 };
 
+use super::machine::{Card, LOST, Machine, NEVER, card};
 use device_plugin::devices::health::{Health, HealthChange, HealthPolicy, HealthReason};
 use device_plugin::devices::inventory::source::{DeviceSource, NvmlSource};
 use device_plugin::devices::inventory::{
     ExcludedGpu, Feed, Gpu, InventoryError, NodeInventory, Observation, ObservationKind, Observations,
     PciLocation, PhysicalId,
 };
-use machine::{Card, LOST, Machine, card};
 use rstest::rstest;
 use tokio::sync::mpsc;
 
@@ -520,8 +517,8 @@ async fn a_gpu_that_was_missing_at_the_start_is_announced() {
 
 /// The old plugin left its watcher behind, blocked on a channel, at every restart.
 #[rstest]
-#[case::waiting_for_events(machine::NEVER, 1)]
-#[case::without_events(machine::NEVER, 0)]
+#[case::waiting_for_events(NEVER, 1)]
+#[case::without_events(NEVER, 0)]
 #[case::blocked_on_a_full_channel(Duration::ZERO, 1)]
 #[tokio::test]
 async fn a_stopped_watch_ends(#[case] probe_interval: Duration, #[case] events: u32) {
@@ -764,8 +761,8 @@ async fn a_failing_wait_for_events_is_replaced_by_probes() {
     let machine = Machine::new(&[card(0), card(1)]);
     machine.set("wait", Some("15"));
     let nvml = NvmlSource {
-        probe_interval: machine::NEVER,
-        reopen_interval: machine::NEVER,
+        probe_interval: NEVER,
+        reopen_interval: NEVER,
         ..machine.nvml()
     };
     let mut watched = Watched::start(&of_gpus(nvml));

@@ -1,17 +1,8 @@
 //! Bugs of the old gpushare device plugin, by the names of the list of them (D1 to D6), which must not come back.
 
-#[cfg(test)]
-#[path = "scene/kubelet.rs"]
-#[expect(dead_code, reason = "not every test file uses all of the scene")]
-mod kubelet;
-#[cfg(test)]
-#[path = "scene/node.rs"]
-#[expect(dead_code, reason = "not every test file uses all of the scene")]
-mod node;
-
+use super::node::{Node, SHARES, UNITS, gpushare, koordinator, pod, uuid};
 use device_plugin::devices::extended_resource::ExtendedResource;
 use device_plugin::start::assigned;
-use node::{Node, SHARES, UNITS, gpushare, koordinator, pod, uuid};
 use serde_json::json;
 
 /// D1: pods of one size on different GPUs were swapped. Admitted in the order of binding, each keeps its own, and

@@ -1,21 +1,12 @@
 //! RDMA, FPGA and whole GPUs as kubelet sees them, over real sockets.
 
-#[cfg(test)]
-#[path = "scene/kubelet.rs"]
-#[expect(dead_code, reason = "not every test file uses all of the scene")]
-mod kubelet;
-#[cfg(test)]
-#[path = "scene/node.rs"]
-#[expect(dead_code, reason = "not every test file uses all of the scene")]
-mod node;
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::fake_kubelet::{FakeKubelet, SOON};
+use super::node::{Equipment, Node, SHARES, UNITS, WHOLE, device, gpushare, koordinator, pod, uuid};
 use insta::assert_json_snapshot;
-use kubelet::{FakeKubelet, SOON};
-use node::{Equipment, Node, SHARES, UNITS, WHOLE, device, gpushare, koordinator, pod, uuid};
 use serde_json::{Value, json};
 use tokio::time::{sleep, timeout};
 

@@ -58,6 +58,7 @@ mod planning;
 mod plugin_away;
 #[path = "extender/preempting.rs"]
 mod preempting;
+mod process;
 #[path = "extender/proposals.rs"]
 mod proposals;
 #[path = "extender/read_api.rs"]

@@ -36,7 +36,7 @@ use tokio::sync::{Mutex, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::kubelet::FakeKubelet;
+use crate::fake_kubelet::FakeKubelet;
 
 pub(crate) const UNITS: &str = "aliyun.com/gpu-mem";
 pub(crate) const SHARES: &str = "koordinator.sh/gpu.shared";

@@ -59,12 +59,13 @@ impl Connector {
 
     /// TLS by these files, which are read now and never again, as kube-scheduler does.
     pub fn tls(files: ClientTlsFiles<'_>) -> anyhow::Result<Self> {
+        let authorities = files::read(files.authorities)?;
         let own = CertificateDer::pem_file_iter(files.certificate)
             .with_context(|| format!("cannot read {}", files.certificate.display()))?;
         let own = own.collect::<Result<Vec<_>, _>>()?;
         let key = PrivateKeyDer::from_pem_file(files.key)
             .with_context(|| format!("cannot read {}", files.key.display()))?;
-        Self::by_tls(files::read(files.authorities)?.as_bytes(), Some((own, key)))
+        Self::by_tls(authorities.as_bytes(), Some((own, key)))
     }
 
     /// TLS that trusts these authorities (PEM) and shows no client certificate.

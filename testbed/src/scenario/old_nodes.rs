@@ -3,7 +3,7 @@
 //! Such a node has no Device object; it is a Node object only, its pods are bound and never start.
 
 use anyhow::{Context, Result, ensure};
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, PostParams};
 use proto::record::{DEVICE_ALLOCATED, MEM_ASSIGNED, MEM_ASSUME_TIME, MEM_DEV, MEM_IDX, MEM_POD};
@@ -96,9 +96,11 @@ async fn old_node(world: &mut World) -> Result<()> {
     world.bind_by_hand(placed("placed-1", "1", "4"), OLD).await?;
     until_extender_shows(world, OLD, "both pods", |node| used_units(node) == 14).await?;
     world.create(PodBuilder::units("new-8", 8).on(OLD)).await?;
-    let idx = |pod: &Pod| node_of(pod).and(pod.annotations().get(MEM_IDX).cloned());
-    let idx = world.until_pod("new-8", "to be bound", idx).await?;
-    ensure!(idx == "1", "8 units fit GPU 1 only, it got {idx}");
+    world.until_bound("new-8").await?;
+    let pod = world.pod("new-8")?;
+    let idx = pod.annotations().get(MEM_IDX).map(String::as_str);
+    // The record is there as soon as the pod is bound: a wait for it would hide that it comes later.
+    ensure!(idx == Some("1"), "8 units fit GPU 1 only, it got {idx:?}");
     world
         .create_refused(PodBuilder::units("new-7", 7).on(OLD), NO_ROOM)
         .await?;

@@ -96,10 +96,11 @@ async fn without_api_server(world: &mut World) -> Result<()> {
     found.set_health(idle, GpuFault::Xid(79))?;
     sleep(AWAY.saturating_sub(began.elapsed())).await;
     let kubelet = world.node(&node)?.kubelet();
-    let has_started = |kubelet: &Kubelet| n_starts_of(kubelet, &namespace, "before") > n_starts;
-    ensure!(!has_started(kubelet), "a container starts without proof");
+    let is_held = n_starts_of(kubelet, &namespace, "before") == n_starts;
+    ensure!(is_held, "a container starts without proof");
     away.remove();
     let back = Instant::now();
+    let has_started = |kubelet: &Kubelet| n_starts_of(kubelet, &namespace, "before") > n_starts;
     let failure = format!("{FOLLOWED:?} after the return of the API server the container has not started");
     kubelet.expect_until(FOLLOWED, failure, has_started).await?;
     let is_sick = |snapshot: &ClusterSnapshot| {

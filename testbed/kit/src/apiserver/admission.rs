@@ -13,6 +13,7 @@ use serde_json::Value;
 
 use self::hook::WebhookConfig;
 use self::policy::Expressions;
+pub(crate) use self::policy::ParamInformers;
 use super::access::User;
 use super::api_objects::ApiObjects;
 use super::status::ApiError;
@@ -26,6 +27,9 @@ pub(crate) struct ReviewedWrite<'a> {
     pub(crate) operation: &'static str,
     pub(crate) target: &'a RequestTarget,
     pub(crate) user: &'a User,
+    /// `fieldManager` of the request; empty without one.
+    pub(crate) manager: &'a str,
+    pub(crate) dry_run: bool,
 }
 
 /// The object before and after a write; null where there is none.

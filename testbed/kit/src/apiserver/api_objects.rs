@@ -11,6 +11,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::DeleteOptions;
 use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use serde_json::{Value, json};
 
+use super::admission::ParamInformers;
 use super::patch::PatchFormat;
 use super::read::ListQuery;
 use super::resource::{Registry, Resource};
@@ -44,6 +45,7 @@ impl ApiObjects {
         let state = ApiState {
             store: Store::new(event_window),
             registry: Registry::new(),
+            params: ParamInformers::default(),
         };
         let objects = Self(Arc::new(SharedState {
             state: RwLock::new(state),

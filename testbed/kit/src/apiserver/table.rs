@@ -1,13 +1,12 @@
 //! Tables as `kubectl get` prints them: the columns and rows of each kind.
 //!
 //! Pods, nodes, events and leases have the columns of kube-apiserver that docs and demo show, custom resources those of their
-//! definition, and all other kinds NAME and AGE.
+//! definition, and all other kinds NAME and AGE. Rows carry the whole object, as with `includeObject=Object`, by which kubectl sorts.
 
 use chrono::Utc;
 use serde_json::{Value, json};
 
 use super::object::{array, integer, is_deleting, is_true, parse_time, text};
-use super::render::metadata_only;
 use super::resource::Resource;
 
 /// A cell of a row: the name and the priority of its column, and the value.
@@ -108,7 +107,7 @@ pub(crate) fn row(resource: &Resource, value: &Value) -> Value {
     } else {
         custom_cells(resource, value)
     };
-    json!({"cells": values, "object": metadata_only(value)})
+    json!({"cells": values, "object": value})
 }
 
 /// The values of a custom resource's printer columns.

@@ -1,6 +1,6 @@
 //! The write verbs: the rules by which a request changes an object.
 //!
-//! Everything here runs synchronously, under the lock of the state.
+//! Everything here runs synchronously: under the lock of the state where it gets the state.
 
 use std::sync::Arc;
 
@@ -9,6 +9,7 @@ use k8s_openapi::api::core::v1::{Event, Node, Pod};
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::admission::ParamInformers;
 use super::resource::{Registry, Resource};
 use super::status::ApiError;
 use super::store::{Key, ObjectVersion, Store};
@@ -25,6 +26,7 @@ pub(crate) mod update;
 pub(crate) struct ApiState {
     pub(crate) store: Store,
     pub(crate) registry: Registry,
+    pub(crate) params: ParamInformers,
 }
 
 /// The object (or, with an empty name, the collection) that a request is about.

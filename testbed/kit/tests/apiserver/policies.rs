@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 
 use crate::raw::{Answer, send};
 
+const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/gpushare-system/leases";
 const ADMIN: &str = "admin";
 const PODS: &str = "/api/v1/namespaces/default/pods";
 const ADMISSION: &str = "/apis/admissionregistration.k8s.io/v1";
@@ -206,6 +207,41 @@ async fn a_parameter_of_a_custom_kind_is_read_again() {
     assert_eq!(bind_as_each(&server, ["c", "d"]).await, (403, 201));
     delete_kind(&server);
     assert_eq!(bind(&server, ADMIN, "after-the-kind").await.0, 201);
+}
+
+fn lease(holder: &str) -> Value {
+    json!({"metadata": {"name": "gpushare-scheduler"}, "spec": {"holderIdentity": holder}})
+}
+
+/// The policy as it is shipped, but that a Lease is its parameter.
+async fn apply_with_lease(server: &ApiServer) {
+    let text = std::fs::read_to_string(default_deploy().join("base/scheduler-admission.yaml")).unwrap();
+    let text = text
+        .replace("gpushare.io/v1alpha1", "coordination.k8s.io/v1")
+        .replace("kind: SchedulerLeader", "kind: Lease");
+    create_policies(server, &text).await;
+}
+
+/// kubernetes/kubernetes#133827: the informer of a built-in kind ends with the last policy binding and shows its old objects from
+/// then on.
+#[tokio::test]
+async fn a_parameter_of_a_built_in_kind_is_stale_after_its_last_binding_was_deleted() {
+    let server = server().await;
+    apply_with_lease(&server).await;
+    assert_eq!(post(&server, ADMIN, LEASES, &lease("s-0_a")).await, 201);
+    assert_eq!(bind_as_each(&server, ["a", "b"]).await, (201, 403));
+    uninstall(&server).await;
+    apply_with_lease(&server).await;
+    let path = format!("{LEASES}/gpushare-scheduler");
+    assert_eq!(
+        code_of(&server, ADMIN, Method::PUT, &path, &lease("s-1_b")).await,
+        200
+    );
+    assert_eq!(
+        bind_as_each(&server, ["c", "d"]).await,
+        (201, 403),
+        "the Lease names s-1"
+    );
 }
 
 /// As in `pkg/admission/plugin/webhook/matchconditions` of k8s.io/apiserver: `failurePolicy` counts only if no condition is false.

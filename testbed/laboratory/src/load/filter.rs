@@ -203,7 +203,9 @@ async fn cluster(console: &Console, args: &FilterArgs, n_nodes: u32) -> Result<V
         let [read, parse, look_up] = asked.floor;
         let ([parse], [look_up]) = (quantiles(parse, [50]), quantiles(look_up, [50]));
         let binds_per_second = binds.as_ref().map_or(0.0, Background::per_second);
+        let failed_binds = binds.as_ref().map_or(0, Background::n_failed);
         let views_per_second = views.as_ref().map_or(0.0, Background::per_second);
+        let view_mib = views.as_ref().map_or(0.0, Background::mib_of_answer);
         let mut throughput = Vec::new();
         for callers in &args.callers {
             throughput.push(client.measure(n_names, *callers, args.requests)?);
@@ -221,9 +223,9 @@ async fn cluster(console: &Console, args: &FilterArgs, n_nodes: u32) -> Result<V
             step_millis: [parse, look_up],
             daemon_millis: [daemon.millis(50.0), daemon.millis(99.0)],
             binds_per_second,
-            failed_binds: binds.as_ref().map_or(0, Background::n_failed),
+            failed_binds,
             views_per_second,
-            view_mib: views.as_ref().map_or(0.0, Background::mib_of_answer),
+            view_mib,
             throughput,
         });
     }

@@ -140,9 +140,11 @@ fn sampling(text: &str) -> Result<usize, String> {
     let percent = match text {
         "stock" => Some(0),
         "all" => Some(100),
-        _ => text.strip_suffix('%').and_then(|percent| percent.parse().ok()),
+        _ => {
+            let percent = text.strip_suffix('%').and_then(|percent| percent.parse().ok());
+            percent.filter(|percent| (1..=100).contains(percent))
+        }
     };
-    let percent = percent.filter(|percent| *percent <= 100 && text != "0%");
     percent.ok_or_else(|| "write stock, all, or a percentage of nodes from 1% to 100%".to_owned())
 }
 

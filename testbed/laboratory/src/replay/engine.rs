@@ -340,11 +340,10 @@ impl<'w> Engine<'w> {
         let violations = index.fleet().check();
         let n = violations.len();
         // Violations of a live cluster's own objects are no fault of this run.
-        if n > self.n_violations_at_start {
-            bail!(
-                "{n} invariants of the engine do not hold, one of them: {:?}",
-                violations.last()
-            );
+        if n > self.n_violations_at_start
+            && let Some(violation) = violations.last()
+        {
+            bail!("{n} invariants of the engine do not hold, one of them: {violation:?}");
         }
         // For requests in bytes or units the engine rounds otherwise than the thousandths that this run counts.
         if !self.world.is_in_percents {

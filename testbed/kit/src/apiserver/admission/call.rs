@@ -67,6 +67,10 @@ pub(super) fn review_of(uid: &str, request: &ReviewedWrite<'_>, objects: &Review
     };
     let plural = json!({"group": resource.group, "version": resource.version, "resource": resource.plural});
     let user = request.user;
+    let options = match request.manager {
+        "" => json!({}),
+        manager => json!({"fieldManager": manager}),
+    };
     let mut admission_request = json!({
         "uid": uid,
         "kind": kind,
@@ -75,6 +79,8 @@ pub(super) fn review_of(uid: &str, request: &ReviewedWrite<'_>, objects: &Review
         "userInfo": {"username": user.name, "groups": user.all_groups()},
         "object": objects.new,
         "oldObject": *objects.old,
+        "dryRun": request.dry_run,
+        "options": options,
     });
     let optional = [
         ("name", request.target.name.as_str()),

@@ -4,7 +4,13 @@
 //! parameters are found by name, expressions are neither type-checked nor limited in cost, and selectors, exceptions from rules
 //! and the variables `authorizer` and `namespaceObject` are not known, so that an expression which uses them is an error. With
 //! `failurePolicy: Ignore` a validation that cannot be evaluated ends the policy, though a later one may deny the request.
+//!
+//! Objects that policies name as parameters come from [`ParamInformers`], which repeats a fault of kube-apiserver
+//! (kubernetes/kubernetes#130887, #133827): its informer of a kind ends with the last policy binding that needs it. For a
+//! custom resource it makes another one later. The informer of a built-in kind is shared and never starts again: parameters
+//! stay as it had seen them by then. The real server looks for changed bindings once a second, and this one at every write.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use cel::Context;
@@ -13,16 +19,74 @@ use k8s_openapi::api::admissionregistration::v1::{
     MatchCondition, NamedRuleWithOperations, ParamKind, ParamRef, RuleWithOperations,
     ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding, ValidatingAdmissionPolicySpec, Validation,
 };
+use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
 use super::hook::rule_matches;
 use super::{ReviewObjects, ReviewedWrite, call};
 use crate::apiserver::object;
-use crate::apiserver::resource::ADMISSION;
+use crate::apiserver::resource::{ADMISSION, Resource};
 use crate::apiserver::status::ApiError;
 use crate::apiserver::store::Key;
 use crate::apiserver::verbs::ApiState;
+
+/// `apiVersion` and kind of the objects that are parameters of a policy (`paramKind`).
+type VersionedKind = (String, String);
+
+/// The objects of one parameter kind as its informer has seen them.
+type SeenParams = BTreeMap<Key, Arc<Value>>;
+
+/// The informers of the kinds that policies name in `paramKind`.
+#[derive(Debug, Default)]
+pub(crate) struct ParamInformers(Mutex<Informers>);
+
+#[derive(Debug, Default)]
+struct Informers {
+    /// The kinds that bindings needed at the last write.
+    running: BTreeSet<VersionedKind>,
+    /// Ended informers of built-in kinds, with the objects that they had seen by then: these stay in use (kubernetes#130887).
+    ended: BTreeMap<VersionedKind, SeenParams>,
+}
+
+impl ParamInformers {
+    /// Starts informers of the parameter kinds that bindings need now, and ends those of other kinds.
+    fn refresh(&self, state: &ApiState, needed: BTreeSet<VersionedKind>) {
+        let mut informers = self.0.lock();
+        let previously_running = std::mem::replace(&mut informers.running, needed);
+        for kind in previously_running {
+            let resource = resource_of(state, &kind).filter(|resource| !resource.custom);
+            if let Some(resource) = resource.filter(|_| !informers.running.contains(&kind)) {
+                let seen = state.store.scan(&resource.storage, "", None);
+                let seen = seen.map(|(key, version)| (key.clone(), Arc::clone(&version.value)));
+                informers.ended.entry(kind).or_insert_with(|| seen.collect());
+            }
+        }
+    }
+
+    /// A parameter object as the informer of its kind shows it.
+    fn get(
+        &self,
+        state: &ApiState,
+        resource: &Resource,
+        kind: &VersionedKind,
+        key: &Key,
+    ) -> Option<Arc<Value>> {
+        if let Some(seen) = self.0.lock().ended.get(kind) {
+            return seen.get(key).cloned();
+        }
+        let current = state.store.get(&resource.storage, key)?;
+        Some(Arc::clone(&current.value))
+    }
+}
+
+/// The served resource with this API version and kind.
+fn resource_of(state: &ApiState, (api_version, kind): &VersionedKind) -> Option<Arc<Resource>> {
+    let mut resources = state.registry.all().iter();
+    resources
+        .find(|resource| resource.api_version() == *api_version && resource.kind == *kind)
+        .cloned()
+}
 
 /// All stored admission objects of one plural name, such as the policies; objects that do not decode are left out.
 fn list_objects<T: DeserializeOwned>(state: &ApiState, plural: &str) -> Vec<T> {
@@ -43,23 +107,28 @@ pub(super) struct PolicyRule {
 
 /// The policies that apply to a request, each with its binding and parameter.
 pub(super) fn matching_rules(state: &ApiState, request: &ReviewedWrite<'_>) -> Vec<PolicyRule> {
-    // Policies do not apply to policies, so that a wrong one can still be corrected or deleted.
-    let resource = &request.target.resource;
-    if resource.group == ADMISSION && resource.plural.starts_with("validatingadmissionpolic") {
-        return Vec::new();
-    }
     let policies: Vec<ValidatingAdmissionPolicy> = list_objects(state, "validatingadmissionpolicies");
     let bindings: Vec<ValidatingAdmissionPolicyBinding> =
         list_objects(state, "validatingadmissionpolicybindings");
-    let mut rules = Vec::new();
+    let (mut bound_policies, mut param_kinds) = (Vec::new(), BTreeSet::new());
     for binding in bindings {
         let bound = Some(&binding.spec.policy_name);
         let policy = policies
             .iter()
             .find(|policy| policy.metadata.name.as_ref() == bound);
-        let Some((policy, spec)) = policy.and_then(|policy| Some((policy, policy.spec.as_ref()?))) else {
-            continue;
-        };
+        if let Some((policy, spec)) = policy.and_then(|policy| Some((policy, policy.spec.as_ref()?))) {
+            param_kinds.extend(spec.param_kind.as_ref().and_then(kind_of));
+            bound_policies.push((policy, spec, binding));
+        }
+    }
+    state.params.refresh(state, param_kinds);
+    // Policies do not apply to policies, so that a wrong one can still be corrected or deleted.
+    let resource = &request.target.resource;
+    if resource.group == ADMISSION && resource.plural.starts_with("validatingadmissionpolic") {
+        return Vec::new();
+    }
+    let mut rules = Vec::new();
+    for (policy, spec, binding) in bound_policies {
         let mut actions = binding.spec.validation_actions.iter();
         let denies = actions.any(|action| action == "Deny");
         let constraints = spec.match_constraints.iter();
@@ -78,6 +147,11 @@ pub(super) fn matching_rules(state: &ApiState, request: &ReviewedWrite<'_>) -> V
         }
     }
     rules
+}
+
+/// API version and kind of the parameters that a policy names.
+fn kind_of(kind: &ParamKind) -> Option<VersionedKind> {
+    Some((kind.api_version.clone()?, kind.kind.clone()?))
 }
 
 /// The same rule without `resourceNames`, the one field by which rules of policies and of webhooks differ.
@@ -105,22 +179,22 @@ fn parameter_of(
     kind: Option<&ParamKind>,
     reference: Option<&ParamRef>,
 ) -> Option<Result<Arc<Value>, String>> {
-    let (Some(kind), Some(reference)) = (kind, reference) else {
+    let (Some(kind), Some(reference)) = (kind.and_then(kind_of), reference) else {
         return Some(Ok(Arc::default()));
     };
-    let api_version = kind.api_version.as_deref().unwrap_or_default();
-    let kind = kind.kind.as_deref().unwrap_or_default();
-    let mut resources = state.registry.all().iter();
-    let Some(resource) = resources.find(|found| found.api_version() == api_version && found.kind == kind)
-    else {
+    let Some(resource) = resource_of(state, &kind) else {
+        let (api_version, kind) = &kind;
         return Some(Err(format!(
             "failed to configure policy: failed to find resource referenced by paramKind: '{api_version}, Kind={kind}'"
         )));
     };
     let namespace = reference.namespace.clone().unwrap_or_default();
     let name = reference.name.as_deref().unwrap_or_default();
-    match state.store.get(&resource.storage, &Key::new(namespace, name)) {
-        Some(found) => Some(Ok(Arc::clone(&found.value))),
+    let found = state
+        .params
+        .get(state, &resource, &kind, &Key::new(namespace, name));
+    match found {
+        Some(found) => Some(Ok(found)),
         // Without `Deny` a binding whose parameter is missing does not apply at all.
         None if reference.parameter_not_found_action.as_deref() == Some("Deny") => {
             let why = "no params found for policy binding with `Deny` parameterNotFoundAction";

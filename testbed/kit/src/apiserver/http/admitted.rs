@@ -217,6 +217,8 @@ fn reviewed_write<'a>(
         operation,
         target,
         user: &request.user,
+        manager: request.query.get("fieldManager").unwrap_or_default(),
+        dry_run: request.dry_run(),
     }
 }
 

@@ -28,6 +28,10 @@ const BOOKMARKS: Duration = Duration::from_secs(60);
 const MUTE_BOOKMARKS: Duration = Duration::from_millis(100);
 
 /// A watch on its way to a client.
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "the client's wishes and the faults are independent"
+)]
 #[derive(Debug)]
 pub(super) struct WatchStream {
     view: View,

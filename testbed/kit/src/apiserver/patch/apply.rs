@@ -1,9 +1,10 @@
 //! Server-side apply: merges the fields that a manager declares, and removes those that no manager declares any more.
 //!
 //! Every apply is treated as one with `force`, as the plugin and the testbed itself send it: there are no conflicts of managers.
-//! `managedFields` has the managers that apply, and no others: other writes neither give nor take ownership. Lists of built-in
-//! kinds merge by the keys of [`list_rule`]; in custom resources only those of the metadata do, and `x-kubernetes-list-type` is
-//! not known. Maps are merged by field, also those that are atomic in kube-apiserver, such as `nodeSelector`.
+//! `managedFields` has the managers that apply, and no others: other writes neither give nor take ownership, unless they send the
+//! field itself. Lists of built-in kinds merge by the keys of [`list_rule`]; in custom resources only those of the metadata do,
+//! and `x-kubernetes-list-type` is not known. Maps are merged by field, also those that are atomic in kube-apiserver, such as
+//! `nodeSelector`.
 
 use serde_json::{Map, Value, json};
 

@@ -1,5 +1,5 @@
 //! Strategic merge patch, a merge patch that knows the keys of list items. Of its directives only `$patch: delete` is obeyed.
-//! `$setElementOrder` is passed over: new items stand at the end.
+//! `$retainKeys` and `$setElementOrder` are passed over: new items stand at the end.
 //!
 //! A table by field name stands for the tags of the Go structures of built-in kinds. Lists without a rule are atomic, as in
 //! Kubernetes.

@@ -60,8 +60,11 @@ pub(super) async fn fill(console: &Console, objects: &Objects, args: &ScheduleAr
 /// Creates the Device object of the first node as soon as the API server serves the new `CustomResourceDefinition`.
 async fn until_there_are_devices(objects: &Objects) -> Result<()> {
     let device = labelled(fleet::device(&fleet::node_name(0)), FLEET);
-    let created = async || objects.create(DEVICES, &device).await.is_ok();
-    polling::until(PATIENCE, "the API server serves no Device objects", created).await
+    let created = async || {
+        let created = objects.create(DEVICES, &device).await;
+        Ok(created.map_err(|error| format!("{error:#}")))
+    };
+    polling::until_found(PATIENCE, created).await
 }
 
 async fn make_nodes(console: &Console, objects: &Objects, args: &ScheduleArgs) -> Result<()> {
