@@ -141,11 +141,10 @@ fn check_hints(nodes: &Nodes, violations: &mut Vec<Violation>) {
 
 /// Finds equivalence classes without nodes, and nodes of classes that are not known.
 fn check_classes(nodes: &Nodes, violations: &mut Vec<Violation>) {
-    let classes = nodes
-        .summaries
-        .iter()
-        .filter_map(|summary| summary.class.as_ref());
-    let used: BTreeSet<_> = classes.map(Arc::as_ptr).collect();
+    let mut used = BTreeSet::new();
+    for summary in &nodes.summaries {
+        used.extend(summary.class.as_ref().map(Arc::as_ptr));
+    }
     let known: BTreeSet<_> = nodes.classes.0.iter().map(Arc::as_ptr).collect();
     if used != known {
         let text = "the equivalence classes are not those of the nodes".to_owned();
@@ -178,9 +177,7 @@ fn check_host_uses(nodes: &Nodes, violations: &mut Vec<Violation>) {
 fn check_cpu_only(nodes: &Nodes, violations: &mut Vec<Violation>) {
     let mut expected = Workload::default();
     for (owner, used) in &nodes.host_uses {
-        let has_gpus = nodes
-            .at(used.node_index)
-            .is_some_and(|node| !node.gpus().is_empty());
+        let has_gpus = nodes.at(used.node_index).is_some_and(Node::has_gpus);
         if has_gpus && !used.is_daemon && !nodes.owners.contains_key(owner) {
             expected.add(PodProfile {
                 gpus: RequestedGpus::Nothing,

@@ -13,3 +13,9 @@ pub(crate) mod policy;
 pub(crate) mod reason;
 pub(crate) mod request;
 pub(crate) mod workload;
+
+/// The indices of the items for which `is_meant` returns true.
+pub(crate) fn indices_where<T>(items: &[T], is_meant: impl Fn(&T) -> bool) -> impl Iterator<Item = usize> {
+    let items = items.iter().enumerate();
+    items.filter_map(move |(at, item)| is_meant(item).then_some(at))
+}

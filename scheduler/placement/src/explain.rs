@@ -136,7 +136,7 @@ impl<'a> NodeView<'a> {
 
     /// Its usable devices; `None` while the node, or its report, is missing.
     pub fn inventory(self) -> Option<&'a Inventory> {
-        self.node.hardware.as_ref().map(|_| &self.node.inventory)
+        self.node.hardware.as_ref().and(Some(&self.node.inventory))
     }
 
     /// The holdings on the node, by owner.
@@ -146,7 +146,7 @@ impl<'a> NodeView<'a> {
 
     /// CPU and memory that no pod uses; `None` as long as the node's total is not known.
     pub fn host_free(self) -> Option<HostAmounts> {
-        self.node.host.total.is_some().then(|| self.node.host.free())
+        self.node.host.total.and(Some(self.node.host.free()))
     }
 
     /// The owners of the hints on the node.
@@ -173,6 +173,7 @@ impl<'a> NodeView<'a> {
         for (type_at, (kind, devices)) in inventory.types().enumerate() {
             let mut of_type = Vec::with_capacity(devices.len());
             for (at, device) in devices.iter().enumerate() {
+                // None for GPUs: a GPU has no named resources.
                 let free = self.node.free_of_type(type_at).get(at);
                 of_type.push(DeviceView::new(kind, device, free.cloned().unwrap_or_default()));
             }
@@ -180,8 +181,9 @@ impl<'a> NodeView<'a> {
         }
         // All holdings at once, because pending shares are charged where the other holdings leave room.
         for (held, charge) in charges_of_all(inventory, &self.node.held) {
-            let of_type = views.get_mut(charge.type_at);
-            if let Some(view) = of_type.and_then(|of_type| of_type.get_mut(charge.device)) {
+            if let Some(of_type) = views.get_mut(charge.type_at)
+                && let Some(view) = of_type.get_mut(charge.device)
+            {
                 view.add(HolderView {
                     owner: &held.owner,
                     amounts: charge.amounts,

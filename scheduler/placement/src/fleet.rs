@@ -20,6 +20,7 @@ use crate::choice::preempt::{Preemption, Victims, preempt};
 use crate::data::amounts::HostAmounts;
 use crate::data::holding::{Held, Hints, Holdings, Origin, Placement};
 use crate::data::ident::{DeviceId, NodeId, OwnerId};
+use crate::data::indices_where;
 use crate::data::inventory::Inventory;
 use crate::data::misfit::Misfit;
 use crate::data::policy::{DevicePolicy, Policies, ResourceWeights, Score};
@@ -62,6 +63,7 @@ impl Fleet {
             weights: self.weights.clone(),
             workload: self.workload.clone(),
             model: self.model.clone(),
+            // Later models must not have the number of the one that is taken over.
             n_models: AtomicU64::new(self.model.number),
             ..Self::default()
         }
@@ -72,13 +74,14 @@ impl Fleet {
         let node = self.nodes.get(id)?;
         let mut host_uses = Vec::with_capacity(node.held.len());
         for Held { owner, .. } in &node.held {
-            let used = self.nodes.host_uses.get(owner);
-            host_uses.extend(
-                used.filter(|used| used.node_index == id.index)
-                    .map(|used| (owner.clone(), *used)),
-            );
+            // Holdings and use of CPU are reported apart, and need not be of one node.
+            if let Some(used) = self.nodes.host_uses.get(owner)
+                && used.node_index == id.index
+            {
+                host_uses.push((owner.clone(), *used));
+            }
         }
-        let node = node.copy_with_hints(|_| true);
+        let node = node.copy();
         Some(NodeCopy { node, host_uses })
     }
 
@@ -93,6 +96,7 @@ impl Fleet {
     /// Adds a copy of a node of another fleet. This fleet must have no node of its name.
     pub fn insert(&mut self, copy: NodeCopy) -> NodeId {
         let id = self.nodes.insert(copy.node);
+        // Not by `set_host_use`: the node's sums, which come with the copy, have these amounts already.
         for (owner, used) in copy.host_uses {
             let node_index = id.index;
             self.nodes.host_uses.insert(owner, HostUse { node_index, ..used });
@@ -139,8 +143,9 @@ impl Fleet {
         let Some(target) = self.nodes.get(node) else {
             return Err(ReserveError("the node is gone".to_owned()));
         };
-        let current = self.nodes.owners.get(owner);
-        if let Some(current) = current.and_then(|index| self.nodes.at(*index)) {
+        if let Some(index) = self.nodes.owners.get(owner)
+            && let Some(current) = self.nodes.at(*index)
+        {
             // A second reservation would move or double the pod.
             let text = format!("the pod already holds other shares on node {}", current.name);
             return Err(ReserveError(text));
@@ -154,8 +159,7 @@ impl Fleet {
 
     /// Returns true if a node has room for a placement, as [`Self::reserve`] checks it; hints do not count.
     pub fn admits(&self, node: NodeId, placement: &Placement) -> bool {
-        let node = self.nodes.get(node);
-        node.is_some_and(|node| admit(node, placement).is_ok())
+        matches!(self.nodes.get(node), Some(node) if admit(node, placement).is_ok())
     }
 
     /// Removes an owner's holdings and hint; returns false if it held nothing.
@@ -254,7 +258,7 @@ impl Fleet {
 
     /// The CPU and memory that an owner uses, if known.
     pub fn host_use_of(&self, owner: &str) -> Option<HostAmounts> {
-        self.nodes.host_uses.get(owner).map(|used| used.amounts)
+        Some(self.nodes.host_uses.get(owner)?.amounts)
     }
 
     /// Every violated invariant; empty if there is none.
@@ -326,11 +330,10 @@ impl Fleet {
         hints: Hints<'_>,
     ) -> Score {
         let context = self.context(request.into(), policies.device, hints);
-        let score = self
-            .nodes
-            .get(node)
-            .map(|node| score(node, policies.node, context));
-        score.and_then(Result::ok).unwrap_or_default()
+        match self.nodes.get(node) {
+            Some(node) => score(node, policies.node, context).unwrap_or_default(),
+            None => Score::default(),
+        }
     }
 
     /// Compares a request with every GPU of a node, by minor; empty if it asks for neither shares nor whole GPUs.
@@ -391,9 +394,8 @@ impl Fleet {
             copy.remove_held(owner.as_str());
         }
         if let Some(gpus) = gpus {
-            let all = node.gpus().iter().enumerate();
-            let among = all.filter(|(_, gpu)| gpus.contains(&gpu.id));
-            copy.offer_only(&among.map(|(at, _)| at).collect::<Vec<_>>());
+            let among: Vec<usize> = indices_where(node.gpus(), |gpu| gpus.contains(&gpu.id)).collect();
+            copy.offer_only(&among);
         }
         choose_devices(&copy, self.context(request, policy, Hints::Respect))
     }

@@ -85,13 +85,13 @@ impl ScoreCache {
         // A panic of another thread leaves at most a list without one entry, so the poison of the lock is ignored.
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         // From the end: the equal pods of a Job or Deployment come in a row.
-        let found = known
-            .iter()
-            .rposition(|kind| kind.key.policies == policies && kind.key.request() == *request);
+        let mut kinds = known.iter();
+        let found = kinds.rposition(|kind| kind.key.policies == policies && kind.key.request() == *request);
         let mut kind = if let Some(at) = found {
             // Pushed to the end of the list again below, which is in the order of use.
             known.remove(at)
         } else {
+            // The list is in the order of use, so that the first kind was requested longest ago.
             if known.len() >= MAX_REQUESTS {
                 known.remove(0);
             }
@@ -176,16 +176,16 @@ impl CachedScores {
     #[inline]
     pub(crate) fn is_below(&self, least: Score, index: u32) -> bool {
         // The words of refusals and of unknown results are above those of all scores.
-        let word = self.0.get(index as usize);
-        word.is_some_and(|word| word.load(Ordering::Relaxed) < least.points())
+        matches!(self.0.get(index as usize), Some(word) if word.load(Ordering::Relaxed) < least.points())
     }
 
     pub(crate) fn set(&self, index: u32, result: Result<Score, Reason>) {
-        // Reasons are few, and their numbers are their places in `Reason::ALL`.
-        self.store(
-            index,
-            result.map_or_else(|reason| REFUSED | reason as u32, Score::points),
-        );
+        let word = match result {
+            Ok(score) => score.points(),
+            // Reasons are few, and their numbers are their places in `Reason::ALL`.
+            Err(reason) => REFUSED | reason as u32,
+        };
+        self.store(index, word);
     }
 
     fn store(&self, index: u32, value: u32) {

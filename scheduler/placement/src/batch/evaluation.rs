@@ -172,14 +172,17 @@ impl<'a> BatchEvaluation<'a> {
     /// The entry for the class of a node, which is empty until a node of the class is evaluated; `None` for a node of no class.
     fn class_results(&mut self, node: NodeId, summary: &NodeSummary) -> Option<&mut Option<Evaluated>> {
         let hints = self.context.hints;
-        let node = self.nodes.get(node).filter(|_| summary.has_hints);
-        let key = match node.filter(|node| node.any_hint_counts(hints)) {
-            // The summary has the class without hints, so the key with them is computed here.
-            Some(node) if has_class(node) => ClassKey::WithHints(key_with(node, hints)),
-            // A node of no class (see `has_class`): only the free amounts of GPUs count there, and evaluating them is cheaper
-            // than computing a key.
-            Some(_) => return None,
-            None => ClassKey::Class(Arc::as_ptr(summary.class.as_ref()?).addr()),
+        let key = match self.nodes.get(node) {
+            Some(node) if summary.has_hints && node.any_hint_counts(hints) => {
+                // A node of no class (see `has_class`): only the free amounts of GPUs count there, and evaluating them is cheaper
+                // than computing a key.
+                if !has_class(node) {
+                    return None;
+                }
+                // The summary has the class without hints, so the key with them is computed here.
+                ClassKey::WithHints(key_with(node, hints))
+            }
+            _ => ClassKey::Class(Arc::as_ptr(summary.class.as_ref()?).addr()),
         };
         Some(self.by_class.entry(key).or_default())
     }

@@ -16,6 +16,7 @@ use crate::state::node::{GpuFlags, Hint, Node};
 type Sums<'a> = BTreeMap<&'a str, u128>;
 
 /// One part of a holding, with its owner.
+#[derive(Clone)]
 struct Part<'a> {
     owner: &'a OwnerId,
     held: Cow<'a, HeldPart>,
@@ -65,10 +66,12 @@ fn amount(sums: &Sums<'_>, resource: &str) -> u128 {
 }
 
 pub(super) fn devices<'a>(node: &'a Node, kind: &DeviceType) -> &'a [Device] {
-    let mut types = node.inventory.types();
-    types
-        .find(|(of, _)| *of == kind)
-        .map_or(&[], |(_, devices)| devices)
+    for (of, devices) in node.inventory.types() {
+        if of == kind {
+            return devices;
+        }
+    }
+    &[]
 }
 
 /// Compares the free amounts of all devices, the flags of GPUs, and the hints on them, with a naive count.
@@ -147,27 +150,26 @@ fn parts(node: &Node) -> Vec<Part<'_>> {
         let Some(request) = &held.holdings.pending else {
             continue;
         };
-        let asked = |charged_to| Part {
+        let asked = Part {
             owner: &held.owner,
             held: Cow::Owned(HeldPart::from(request)),
-            charged_to,
+            charged_to: None,
             is_vendor: held.holdings.is_vendor,
         };
         let mut ranked = Vec::new();
         for (at, gpu) in node.gpus().iter().enumerate() {
             let (certain, suspect) = count(node, &DeviceType::Gpu, gpu, &parts);
             let free = free(node, &DeviceType::Gpu, gpu, &add(certain, suspect));
-            let needed = asked(None);
-            let lacks_room = needed
-                .amounts_of(node, gpu)
-                .iter()
-                .any(|(resource, n)| *n > amount(&free, resource));
+            let needed = asked.amounts_of(node, gpu);
+            let lacks_room = needed.iter().any(|(resource, n)| *n > amount(&free, resource));
             ranked.push((lacks_room, Reverse(amount(&free, "memory")), at, &gpu.id));
         }
         ranked.sort();
         ranked.truncate(usize::try_from(request.devices).unwrap_or(usize::MAX));
         for (.., id) in ranked {
-            parts.push(asked(Some(id)));
+            let mut part = asked.clone();
+            part.charged_to = Some(id);
+            parts.push(part);
         }
     }
     parts
@@ -344,9 +346,8 @@ fn check_order(node: &Node) -> Vec<Violation> {
     let gpus = node.gpus();
     let mut ids: Vec<&DeviceId> = gpus.iter().map(|gpu| &gpu.id).collect();
     ids.sort();
-    let any_unavailable = gpus
-        .iter()
-        .any(|gpu| !gpu.healthy || gpu.closed || is_withheld(node, gpu));
+    let mut all = gpus.iter();
+    let any_unavailable = all.any(|gpu| !gpu.healthy || gpu.closed || is_withheld(node, gpu));
     let conditions = [
         (node.rows.len() == gpus.len(), "there is not one row per GPU"),
         (

@@ -12,25 +12,29 @@ use crate::state::nodes::Nodes;
 /// The violation of members that hold devices outside of one domain; hints do not count.
 pub(crate) fn check_group(nodes: &Nodes, members: &[OwnerId], domain: SharedDomain) -> Option<Violation> {
     let mut minors: BTreeMap<&str, BTreeSet<u32>> = BTreeMap::new();
+    let mut last = None;
     for (_, node) in nodes.iter() {
         for held in node.held.iter().filter(|held| members.contains(&held.owner)) {
+            last = Some(node);
             let on_node = minors.entry(&node.name).or_default();
             for part in &held.holdings.parts {
-                let gpus = node.gpus().iter().filter(|_| part.kind == DeviceType::Gpu);
-                on_node.extend(gpus.filter(|gpu| is_of(&part.device, gpu)).map(|gpu| gpu.minor));
+                for gpu in node.gpus() {
+                    if part.kind == DeviceType::Gpu && is_of(&part.device, gpu) {
+                        on_node.insert(gpu.minor);
+                    }
+                }
             }
         }
     }
-    let mut nodes = nodes.iter().filter(|(_, node)| minors.contains_key(&*node.name));
-    let is_together = match (nodes.next(), nodes.next()) {
-        (None, _) => true,
-        (Some(_), Some(_)) => false,
-        (Some((_, node)), None) => {
-            let minors = minors.get(&*node.name);
-            domain == SharedDomain::Node || minors.is_none_or(|minors| are_linked(node, minors))
-        }
+    // Both are of the same node unless members are on several, and then they are apart in any case.
+    let is_linked = match (last, minors.values().next()) {
+        (Some(node), Some(minors)) => are_linked(node, minors),
+        _ => true,
     };
-    (!is_together).then(|| Violation::GroupApart(format!("GPUs by node: {minors:?}")))
+    if minors.len() > 1 || (domain == SharedDomain::Link && !is_linked) {
+        return Some(Violation::GroupApart(format!("GPUs by node: {minors:?}")));
+    }
+    None
 }
 
 /// Returns true if a part is of a GPU, or may be.

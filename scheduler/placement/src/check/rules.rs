@@ -31,13 +31,12 @@ pub(super) fn check_derived(nodes: &Nodes, id: NodeId, node: &Node) -> Vec<Viola
     if class != has_class(node).then(|| key_with(node, Hints::Ignore)).as_ref() {
         violations.push(differs(node, "its equivalence class does not match it"));
     }
-    if summary.is_none_or(|summary| !summary.exists || summary.has_hints == node.hints.is_empty()) {
+    if !matches!(summary, Some(summary) if summary.exists && summary.has_hints != node.hints.is_empty()) {
         violations.push(differs(node, "its summary does not match it"));
     }
     let any_held = node.held.iter().any(|held| !held.holdings.exclusions.is_empty());
     let any_hinted = node.hints.iter().any(|hint| !hint.holdings.exclusions.is_empty());
-    let partitions = node.inventory.partitions.as_ref();
-    let is_binding = partitions.is_some_and(|table| table.is_binding);
+    let is_binding = matches!(&node.inventory.partitions, Some(table) if table.is_binding);
     if node.has_rules != (any_held || any_hinted || is_binding) {
         violations.push(differs(node, "the flag for rules is wrong"));
     }
@@ -82,9 +81,7 @@ fn check_exclusions(node: &Node, keeper: &Held, other: &Held, violations: &mut V
 /// device, or with [`Exclusion::Switch`] one on the same PCIe switch.
 fn excludes(exclusion: Exclusion, kept: &Device, other: &Device) -> bool {
     let location = &kept.attributes.location;
-    let is_switch_known = location
-        .as_ref()
-        .is_some_and(|location| location.switch.is_some());
+    let is_switch_known = matches!(location, Some(location) if location.switch.is_some());
     // The name of a switch is unique only within the rest of the location.
     let is_on_same_switch = is_switch_known && *location == other.attributes.location;
     kept.id == other.id || (exclusion == Exclusion::Switch && is_on_same_switch)
@@ -95,12 +92,12 @@ fn held_devices<'a>(node: &'a Node, held: &Held, kind: &DeviceType) -> Vec<&'a D
     let mut devices = Vec::new();
     for device in amounts::devices(node, kind) {
         // A minor is of a device for certain only until the devices of the node change.
-        let is_held = held.holdings.parts.iter().any(|part| {
+        for part in &held.holdings.parts {
             let is_device = matches!(&part.device, DeviceRef::Id(id) if *id == device.id);
-            part.trusted && part.kind == *kind && is_device
-        });
-        if is_held {
-            devices.push(device);
+            if part.trusted && part.kind == *kind && is_device {
+                devices.push(device);
+                break;
+            }
         }
     }
     devices

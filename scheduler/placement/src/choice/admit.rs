@@ -3,7 +3,7 @@
 use crate::choice::gpu_room::fit_whole;
 use crate::data::amounts::{Amounts, Memory};
 use crate::data::constraints::widest_exclusion;
-use crate::data::device::VirtualFunction;
+use crate::data::device::{Device, VirtualFunction};
 use crate::data::holding::{Hints, Placement, Share};
 use crate::data::ident::FunctionId;
 use crate::data::inventory::GPUS;
@@ -24,19 +24,22 @@ pub(crate) fn admit(node: &Node, placement: &Placement) -> Result<(), ReserveErr
         exclusions,
     } = placement;
     let takes_gpus_only = placement.others().next().is_none();
-    let takes_no_amounts = placement.gpus().all(|share| share.amounts == Amounts::ZERO);
-    // Slots alone are an amount: a pod that sees all GPUs takes nothing else.
-    let is_empty = takes_gpus_only && takes_no_amounts && *n_unknown_gpus == 0;
-    // No container can use computing power without memory, so a share without memory is a mistake of the caller.
-    let lacks_memory =
-        |share: &Share| share.amounts.memory == Memory::ZERO && (share.amounts.core > 0 || *is_vendor);
-    if is_empty || placement.gpus().any(lacks_memory) {
+    let (mut takes_amounts, mut lacks_memory) = (false, false);
+    for Share { amounts, .. } in placement.gpus() {
+        // Slots alone are an amount: a pod that sees all GPUs takes nothing else.
+        takes_amounts |= *amounts != Amounts::ZERO;
+        // No container can use computing power without memory, so a share without memory is a mistake of the caller.
+        lacks_memory |= amounts.memory == Memory::ZERO && (amounts.core > 0 || *is_vendor);
+    }
+    let is_empty = takes_gpus_only && !takes_amounts && *n_unknown_gpus == 0;
+    if is_empty || lacks_memory {
         return Err(ReserveError("the placement takes nothing".to_owned()));
     }
     // Binds may come long after the choice, so everything is checked again, and hints of other pods do not count.
-    if *n_unknown_gpus > 0 {
-        fit_whole(node, *n_unknown_gpus, Hints::Ignore)
-            .map_err(|reason| ReserveError(format!("whole GPUs: {reason}")))?;
+    if *n_unknown_gpus > 0
+        && let Err(reason) = fit_whole(node, *n_unknown_gpus, Hints::Ignore)
+    {
+        return Err(ReserveError(format!("whole GPUs: {reason}")));
     }
     let has_functions = shares.iter().any(|share| !share.virtual_functions.is_empty());
     // Most placements have nothing to do with rules, and occupancy takes allocations to compute.
@@ -45,7 +48,7 @@ pub(crate) fn admit(node: &Node, placement: &Placement) -> Result<(), ReserveErr
     let mut functions: Vec<&FunctionId> = Vec::new();
     for (at, share) in shares.iter().enumerate() {
         let (kind, id) = (&share.kind, &share.id);
-        let (type_at, device_at) = admit_share(node, share, *is_vendor)?;
+        let (type_at, device_at, device) = admit_share(node, share, *is_vendor)?;
         // Two shares of one device may fit one by one, and not together.
         let mut earlier = shares.iter().take(at);
         if earlier.any(|other| (&other.kind, &other.id) == (kind, id)) {
@@ -61,10 +64,7 @@ pub(crate) fn admit(node: &Node, placement: &Placement) -> Result<(), ReserveErr
             return Err(ReserveError(text));
         }
         for VirtualFunction { id, .. } in &share.virtual_functions {
-            let device = node.inventory.devices(type_at).get(device_at);
-            let mut known = device
-                .into_iter()
-                .flat_map(|device| device.attributes.all_functions());
+            let mut known = device.attributes.all_functions();
             let is_held = occupancy.held_functions_of(type_at).contains(&id);
             // Two shares of one placement must not take the same virtual function either.
             if is_held || functions.contains(&id) || !known.any(|known| known.id == *id) {
@@ -78,7 +78,11 @@ pub(crate) fn admit(node: &Node, placement: &Placement) -> Result<(), ReserveErr
 }
 
 /// Checks that the device of a share exists, takes new owners and has room; returns the indices of its type and its own.
-fn admit_share(node: &Node, share: &Share, is_vendor: bool) -> Result<(usize, usize), ReserveError> {
+fn admit_share<'n>(
+    node: &'n Node,
+    share: &Share,
+    is_vendor: bool,
+) -> Result<(usize, usize, &'n Device), ReserveError> {
     let (kind, id) = (&share.kind, &share.id);
     let Some((type_at, at, device)) = node.inventory.device(kind, id) else {
         return Err(ReserveError(format!("{kind} {id} is gone")));
@@ -102,7 +106,7 @@ fn admit_share(node: &Node, share: &Share, is_vendor: bool) -> Result<(usize, us
             let text = format!("GPU {id} has too little {lacking} free: {free} for {needed}");
             return Err(ReserveError(text));
         }
-        return Ok((type_at, at));
+        return Ok((type_at, at, device));
     }
     let free = node.free_of_type(type_at).get(at);
     for (resource, needed) in &share.resources {
@@ -112,5 +116,5 @@ fn admit_share(node: &Node, share: &Share, is_vendor: bool) -> Result<(usize, us
             return Err(ReserveError(text));
         }
     }
-    Ok((type_at, at))
+    Ok((type_at, at, device))
 }

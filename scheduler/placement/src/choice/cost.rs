@@ -56,9 +56,8 @@ impl WorkloadModel {
     /// Adds the simulation for nodes with this model of GPU, unless there is one.
     pub(crate) fn add_gpu_model(&mut self, gpu: GpuModel) {
         // At the report of a node, because a simulation takes too long to be computed while a request waits.
-        self.by_gpu
-            .entry(gpu)
-            .or_insert_with(|| Simulation::new(&self.sample, gpu));
+        let entry = self.by_gpu.entry(gpu);
+        entry.or_insert_with(|| Simulation::new(&self.sample, gpu));
     }
 
     pub(crate) fn gpu_models(&self) -> impl Iterator<Item = GpuModel> {
@@ -227,6 +226,7 @@ pub(crate) fn cheapest(
         if !amounts.within(row.free) || node.rows_with(hints).take(at).any(|known| known == row) {
             continue;
         }
+        // A GPU on which the share certainly costs more than on the best so far needs no simulation.
         let most = best.map_or(most, |((rank, ..), _)| rank);
         let Some(cost) = basis.cost_up_to(most, [(at, taken_part(amounts, row.total))]) else {
             continue;
@@ -257,12 +257,9 @@ fn free_part(row: Row) -> GpuPart {
 
 /// Taken amounts as a part of a GPU; memory is rounded up.
 pub(crate) fn taken_part(taken: Amounts, total: Amounts) -> GpuPart {
-    let core = taken
-        .core
-        .saturating_mul(1000)
-        // A GPU without computing power has none that could be taken.
-        .checked_div(total.core)
-        .unwrap_or(0);
+    let core = taken.core.saturating_mul(1000);
+    // A GPU without computing power has none that could be taken.
+    let core = core.checked_div(total.core).unwrap_or(0);
     GpuPart {
         // Free parts are rounded down and taken ones up, so that the simulation finds no room that does not exist.
         memory: thousandths_up(taken.memory, total.memory).unwrap_or(WHOLE),

@@ -185,7 +185,7 @@ fn room_on_gpus(
         ids.push(gpu.id.clone());
     }
     Ok(GroupRoom {
-        gpus: gpus.map(|_| ids),
+        gpus: gpus.and(Some(ids)),
         placements,
         score,
     })
@@ -232,6 +232,7 @@ fn link_levels(node: &Node) -> Vec<Vec<Vec<usize>>> {
             numas.entry(location.numa).or_default().push(at);
         }
     }
+    // Slower than any link, and of both the faster one first: see `SharedDomain::Link`.
     levels.push(switches.into_values().collect());
     levels.push(numas.into_values().collect());
     // The same order for every request, whatever the order of the node's report.
@@ -252,7 +253,7 @@ fn place_members(
 ) -> Result<(Vec<Placement>, Score), usize> {
     let n = request.n_members.clamp(1, MAX_GROUP);
     let (host, policy) = (request.member.host, request.policies.node);
-    let mut filling = copy.copy_with_hints(|_| true);
+    let mut filling = copy.copy();
     let mut placements = Vec::with_capacity(n);
     let mut last_score = Score::default();
     while placements.len() < limit {
@@ -271,11 +272,10 @@ fn place_members(
     if placements.len() == n {
         return Ok((placements, last_score));
     }
-    let found = place_on_sets(copy, context, n, 1, search);
-    let Some(placements) = found else {
+    let Some(placements) = place_on_sets(copy, context, n, 1, search) else {
         return Err(placements.len());
     };
-    let mut filling = copy.copy_with_hints(|_| true);
+    let mut filling = copy.copy();
     for placement in placements.iter().take(n - 1) {
         filling.put_on_copy(placement, host);
     }
@@ -317,12 +317,12 @@ fn place_on_sets(
             continue;
         }
         search.n_tries_left = search.n_tries_left.checked_sub(1)?;
-        let mut on_set = copy.copy_with_hints(|_| true);
+        let mut on_set = copy.copy();
         let indices: Vec<usize> = (0..n_gpus).filter(|at| set & (1 << at) != 0).collect();
         on_set.offer_only(&indices);
         let chosen = choose_devices(&on_set, context);
         let Ok(placement) = chosen else { continue };
-        let mut rest = copy.copy_with_hints(|_| true);
+        let mut rest = copy.copy();
         rest.put_on_copy(&placement, context.request.host);
         if let Some(mut placements) = place_on_sets(&rest, context, n - 1, set, search) {
             placements.insert(0, placement);

@@ -172,7 +172,7 @@ fn memory_left(node: &Node, context: ChoiceContext<'_>) -> (u128, u128) {
         RequestedGpus::Share(request) => {
             if let Ok(need) = share_need(node, &request) {
                 for gpu in chosen_gpus(node, need, context) {
-                    let total = node.rows.get(gpu).map(|row| row.total).unwrap_or_default();
+                    let total = node.rows.get(gpu).copied().unwrap_or_default().total;
                     taken += u128::from(need.amounts_on(total).memory.hundredths());
                 }
             }

@@ -9,9 +9,10 @@ use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
 use crate::choice::node_choice::fit;
-use crate::data::device::DeviceLocation;
+use crate::data::device::{Device, DeviceLocation};
 use crate::data::holding::{Held, Hints};
 use crate::data::ident::OwnerId;
+use crate::data::indices_where;
 use crate::data::request::{DeviceRequest, NodeRequest, RequestedGpus};
 use crate::state::charges::gpus_of_holdings;
 use crate::state::node::Node;
@@ -209,6 +210,7 @@ impl<'a> VictimSearch<'a> {
 
     /// Evicts group after group until the request fits, then reprieves the pods that can stay, in two orders.
     fn evict_and_reprieve(&mut self, order: &EvictionOrder, best: &mut Best) {
+        // The copy of the node still lacks the pods that were evicted before.
         self.restore_all();
         let mut last = &[][..];
         let mut fits = self.fits();
@@ -333,10 +335,7 @@ impl<'a> VictimSearch<'a> {
 
     /// Indices of the pods that are evicted at the moment.
     fn evicted(&self) -> Vec<usize> {
-        let pods = self.pods.iter().enumerate();
-        pods.filter(|(_, state)| state.is_evicted)
-            .map(|(at, _)| at)
-            .collect()
+        indices_where(&self.pods, |state| state.is_evicted).collect()
     }
 
     fn pod(&self, at: usize) -> Option<&'a Evictable> {
@@ -418,9 +417,8 @@ impl<'a> VictimSearch<'a> {
 
     /// Indices of the GPUs whose locations meet a condition; a GPU of unknown location meets none.
     fn gpus_at(&self, is_there: impl Fn(&DeviceLocation) -> bool) -> BTreeSet<usize> {
-        let gpus = self.node.gpus().iter().enumerate();
-        let there = gpus.filter(|(_, gpu)| gpu.attributes.location.as_ref().is_some_and(&is_there));
-        there.map(|(at, _)| at).collect()
+        let is_located = |gpu: &Device| gpu.attributes.location.as_ref().is_some_and(&is_there);
+        indices_where(self.node.gpus(), is_located).collect()
     }
 
     /// Sets of the GPUs whose holders cost least to evict: as many as needed, one more, and so on.
@@ -434,9 +432,7 @@ impl<'a> VictimSearch<'a> {
 
     /// Indices of the pods that hold something of a GPU.
     fn holders_of(&self, gpu: usize) -> Vec<usize> {
-        let pods = self.pods.iter().enumerate();
-        let holders = pods.filter(|(_, state)| state.gpus.contains(&gpu));
-        holders.map(|(at, _)| at).collect()
+        indices_where(&self.pods, |state| state.gpus.contains(&gpu)).collect()
     }
 
     /// The cost of evicting the pods at these indices.
@@ -503,6 +499,7 @@ impl PodState {
 /// Pods by falling importance: by falling priority, and pods of one priority by their start, the earliest first.
 fn by_importance<'a>(pods: impl Iterator<Item = &'a Evictable>) -> Vec<&'a Evictable> {
     let mut pods: Vec<&Evictable> = pods.collect();
+    // By the owner last, so that the order of equal pods does not depend on the caller's.
     pods.sort_by_key(|pod| (Reverse(pod.priority), pod.started, &pod.owner));
     pods
 }

@@ -148,9 +148,8 @@ impl Simulation {
         let mut sequences = Vec::with_capacity(usize::from(N_SEQUENCES));
         for profiles in sample.chunks(SEQUENCE_LENGTH) {
             // Pods that no GPU of the model can take say nothing about its nodes.
-            let pods = profiles
-                .iter()
-                .filter_map(|profile| SimulatedPod::new(profile, model));
+            let pods = profiles.iter();
+            let pods = pods.filter_map(|profile| SimulatedPod::new(profile, model));
             let in_order: Vec<SimulatedPod> = pods.collect();
             // Large pods lose to small ones that arrive earlier, and to CPU-only pods that take their node's CPU: sorted by
             // size and without the latter, the sequence shows what the node is worth to large pods.
@@ -427,9 +426,8 @@ impl FreeGpus {
 
     /// The free parts of all GPUs, followed by full GPUs up to the end of the last block.
     fn parts(&self) -> impl Iterator<Item = GpuPart> {
-        let parts = self
-            .used_blocks()
-            .flat_map(|block| block.memory.iter().zip(&block.core));
+        let blocks = self.used_blocks();
+        let parts = blocks.flat_map(|block| block.memory.iter().zip(&block.core));
         parts.map(|(memory, core)| GpuPart {
             memory: *memory,
             core: *core,
@@ -438,10 +436,8 @@ impl FreeGpus {
 
     /// The most thousandths of memory that are free on one GPU.
     fn most_memory(&self) -> i16 {
-        self.used_blocks()
-            .flat_map(|block| block.memory)
-            .max()
-            .unwrap_or(0)
+        let memory = self.used_blocks().flat_map(|block| block.memory);
+        memory.max().unwrap_or(0)
     }
 
     /// Idle thousandths of no use to a pod: those of GPUs that are too full for it, or of all GPUs if the node has no room for

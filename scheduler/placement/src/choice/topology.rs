@@ -139,7 +139,7 @@ fn choose_by_type(context: &DecisionContext<'_>) -> Result<DeviceChoice, Misfit>
         if chosen.iter().any(|(kind, _)| **kind == pool.kind) {
             continue;
         }
-        let is_joint = joint.is_some_and(|joint| joint.kinds.contains(&pool.kind));
+        let is_joint = matches!(joint, Some(joint) if joint.kinds.contains(&pool.kind));
         match &vendor_gpus {
             // If the vendor's plugin can only choose these GPUs, the other types are taken near them, and no search is needed.
             Some(gpus) if is_joint && pool.n_requested <= MAX_MEMBERS => {
@@ -173,7 +173,7 @@ fn leading_vendor_gpus(context: &DecisionContext<'_>, joint: &JointAllocation) -
     let locations = context.hardware.locations_of(GPUS);
     let free = free_whole(context.node, context.inputs.hints).filter_map(|at| locations.get(at));
     let free: Vec<Location> = free.copied().collect();
-    let takes_all_free = usize::try_from(n).is_ok_and(|n| n == free.len());
+    let takes_all_free = usize::try_from(n) == Ok(free.len());
     let leads = joint.kinds.first() == Some(&DeviceType::Gpu);
     (leads && takes_all_free && !context.inventory.serves_vendor).then_some(free)
 }
@@ -250,6 +250,7 @@ fn best_sets(
     links: Option<&Links>,
 ) -> Option<Vec<CandidateSet>> {
     let (lead, rest) = pools.split_first()?;
+    // One set of no GPU, with which the other types are chosen once.
     let without_gpus = [GpuSet::plain(CandidateSet::EMPTY)];
     let has_gpus = pools.iter().any(|pool| pool.kind == DeviceType::Gpu);
     let gpu_sets = if has_gpus { gpu_sets } else { &without_gpus };
@@ -302,16 +303,10 @@ fn gpu_sets(context: &DecisionContext<'_>, pool: &Pool) -> Result<Vec<GpuSet>, M
     let mut scopes = sets_within(pool, scope);
     let is_about_places = [Scope::Switch, Scope::Numa].contains(&scope);
     // No candidate has a known location.
-    let are_unknown = is_about_places && scopes.is_empty() && !pool.candidates.is_empty();
+    if is_about_places && scopes.is_empty() && !pool.candidates.is_empty() {
+        return Err(Misfit::places_unknown(&DeviceType::Gpu, scope));
+    }
     let most = scopes.iter().map(|set| set.len()).max().unwrap_or(0);
-    let misfit = || {
-        if are_unknown {
-            return Misfit::places_unknown(&DeviceType::Gpu, scope);
-        }
-        let (scope, gpus) = (scope.name(), number_of(pool.n_requested, &DeviceType::Gpu));
-        let text = format!("no {scope} has {gpus} that may be taken; the most on one {scope} is {most}");
-        Misfit::new(Reason::Together, text)
-    };
     // A pool has at most `MAX_MEMBERS` candidates here, so that the machine may seem to have fewer than the request takes.
     let least = if scope == Scope::Machine {
         pool.n_requested.min(MAX_MEMBERS)
@@ -320,7 +315,7 @@ fn gpu_sets(context: &DecisionContext<'_>, pool: &Pool) -> Result<Vec<GpuSet>, M
     };
     scopes.retain(|set| set.len() >= least);
     if scopes.is_empty() {
-        return Err(misfit());
+        return Err(too_few_within(scope, pool, most));
     }
     let (inventory, constraints) = (context.inventory, context.inputs.request.constraints);
     let constraint = constraints.and_then(|constraints| constraints.partition);
@@ -340,9 +335,16 @@ fn gpu_sets(context: &DecisionContext<'_>, pool: &Pool) -> Result<Vec<GpuSet>, M
     if !is_binding {
         sets.extend(scopes.into_iter().map(GpuSet::plain));
     } else if sets.is_empty() {
-        return Err(misfit());
+        return Err(too_few_within(scope, pool, most));
     }
     Ok(sets)
+}
+
+/// The refusal where no part of the machine within a scope has enough GPUs; the most on one part are `most`.
+fn too_few_within(scope: Scope, pool: &Pool, most: usize) -> Misfit {
+    let (scope, gpus) = (scope.name(), number_of(pool.n_requested, &DeviceType::Gpu));
+    let text = format!("no {scope} has {gpus} that may be taken; the most on one {scope} is {most}");
+    Misfit::new(Reason::Together, text)
 }
 
 /// Sets of candidates, each of those in one part of the machine: a device, a switch, a NUMA node, or all of it.
@@ -374,8 +376,7 @@ fn sets_within(pool: &Pool, scope: Scope) -> Vec<CandidateSet> {
 /// The refusal of a joint allocation, by the choice that would be nearest to the rule if types need not share switches; `None` if
 /// there is no such choice.
 fn nearest_misfit(context: &DecisionContext<'_>, pools: &[&Pool]) -> Option<Misfit> {
-    let mut unknown = pools.iter().filter(|pool| knows_no_switch(pool));
-    if let Some(pool) = unknown.next() {
+    if let Some(pool) = pools.iter().find(|pool| knows_no_switch(pool)) {
         return Some(Misfit::places_unknown(&pool.kind, Scope::Switch));
     }
     let (lead, rest) = pools.split_first()?;
@@ -395,9 +396,9 @@ fn nearest_misfit(context: &DecisionContext<'_>, pools: &[&Pool]) -> Option<Misf
     for used in switches.filter(|switch| switch.is_used(nearest)) {
         if let Some((pool, _)) = rest.iter().zip(&used.n_followers).find(|(_, n)| **n == 0) {
             lacking = pool;
-            let first = used.lead.members().next();
-            let device = first.and_then(|at| lead.candidates.get(at));
-            switch = device.and_then(|candidate| switch_of(context, &lead.kind, candidate.device));
+            if let Some(device) = lead.devices(used.lead).first() {
+                switch = switch_of(context, &lead.kind, *device);
+            }
             break;
         }
     }

@@ -114,13 +114,12 @@ impl Constraints {
 
     /// Returns true if some constraint rules out whole GPUs, so that the vendor's plugin must not choose them.
     pub(crate) fn narrow_gpus(&self) -> bool {
-        let joint = self.joint.as_ref().filter(|joint| joint.same_switch);
         let gpus = self.of(&DeviceType::Gpu).unwrap_or(&UNCONSTRAINED);
         self.partition.is_some()
-            || joint.is_some_and(|joint| joint.kinds.contains(&DeviceType::Gpu))
+            || matches!(&self.joint, Some(joint) if joint.same_switch && joint.kinds.contains(&DeviceType::Gpu))
             || gpus.selector.is_some()
             || gpus.virtual_functions.is_some()
-            || gpus.scope.is_some_and(|scope| scope < Scope::Machine)
+            || matches!(gpus.scope, Some(scope) if scope < Scope::Machine)
             // Exclusive use of a device alone restricts other pods, not the choice.
             || gpus.exclusion == Some(Exclusion::Switch)
     }
@@ -196,7 +195,7 @@ impl LabelCondition {
 }
 
 fn is_one_of(value: Option<&str>, values: &[Box<str>]) -> bool {
-    value.is_some_and(|value| values.iter().any(|one| **one == *value))
+    values.iter().any(|one| value == Some(&**one))
 }
 
 impl fmt::Display for Selector {

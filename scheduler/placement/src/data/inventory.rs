@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use crate::data::amounts::Memory;
 use crate::data::device::{Device, DeviceRef, Devices, DevicesOfType};
 use crate::data::ident::{DeviceId, DeviceType};
+use crate::data::indices_where;
 
 /// Most memory that a GPU may have: 1 PiB. In hundredths of a byte that is far from the end of 64 bits.
 const MAX_MEMORY_BYTES: u64 = 1 << 50;
@@ -128,14 +129,12 @@ impl Inventory {
 
     /// Indices of the GPUs with these minors, each once; minors that no GPU has are left out.
     pub(crate) fn indices_of(&self, minors: &[u32]) -> BTreeSet<usize> {
-        let gpus = self.gpus.iter().enumerate();
-        let found = gpus.filter(|(_, gpu)| minors.contains(&gpu.minor));
-        found.map(|(at, _)| at).collect()
+        indices_where(&self.gpus, |gpu| minors.contains(&gpu.minor)).collect()
     }
 
     /// Returns true if the node allocates whole GPUs in the sets of its partition table only.
     pub(crate) fn has_binding_partitions(&self) -> bool {
-        self.partitions.as_ref().is_some_and(|table| table.is_binding)
+        matches!(&self.partitions, Some(table) if table.is_binding)
     }
 
     /// The model of the node's GPUs: that of the largest GPU. `None` without GPUs.
@@ -156,10 +155,8 @@ impl Inventory {
 
     /// Indices of the GPUs that a request for whole GPUs by the vendor's resource name may get.
     pub(crate) fn for_vendor(&self) -> impl Iterator<Item = (usize, &Device)> + Clone {
-        self.gpus
-            .iter()
-            .enumerate()
-            .filter(|(_, gpu)| self.is_for_vendor(gpu))
+        let gpus = self.gpus.iter().enumerate();
+        gpus.filter(|(_, gpu)| self.is_for_vendor(gpu))
     }
 
     /// Returns true if a GPU takes no shares while `n_unknown` whole GPUs are in use whose UUIDs are not known.
@@ -207,7 +204,7 @@ fn remove_unusable(kind: &DeviceType, devices: &mut Devices) -> Vec<String> {
     // Only devices that are kept claim their ID and minor.
     let mut ids = BTreeSet::new();
     for device in &*devices {
-        let is_minor_taken = kept.last().is_some_and(|last| last.minor == device.minor);
+        let is_minor_taken = matches!(kept.last(), Some(last) if last.minor == device.minor);
         if let Some(problem) = problem_of(kind, device, ids.contains(&device.id), is_minor_taken) {
             problems.push(problem);
             continue;

@@ -208,11 +208,9 @@ impl ScoringStrategy {
 
     /// The score of one resource with the requested amount taken, from 0 to 100.
     fn score_one(self, usage: ResourceUsage) -> u32 {
-        let used = usage
-            .total
-            .saturating_sub(usage.free)
-            // A request for more than the total counts as a full device, not as an empty one.
-            .saturating_add(usage.requested);
+        let used = usage.total.saturating_sub(usage.free);
+        // A request for more than the total counts as a full device, not as an empty one.
+        let used = used.saturating_add(usage.requested);
         let part = match self {
             Self::LeastAllocated => usage.total.saturating_sub(used),
             Self::MostAllocated => used.min(usage.total),

@@ -118,7 +118,7 @@ impl RequestedMemory {
     pub fn on(self, total: Memory, unit_bytes: Option<u64>) -> Option<Memory> {
         match self {
             Self::Bytes(bytes) => Some(Memory::from_bytes(bytes)),
-            Self::Units(units) => unit_bytes.map(|unit| Memory::from_bytes(units.saturating_mul(unit))),
+            Self::Units(units) => Some(Memory::from_bytes(units.saturating_mul(unit_bytes?))),
             Self::Ratio(percent) => Some(total.percent(percent)),
         }
     }

@@ -10,6 +10,7 @@ use crate::plan::Plan;
 use crate::plan::holder::{Obstacle, Price};
 use crate::plan::trials::{Movable, Places, Trials};
 use crate::state::charges::gpus_of_holdings;
+use crate::state::node::Node;
 
 /// Most holders of which every subset and order is tried.
 pub(super) const FEW_HOLDERS: usize = 8;
@@ -59,7 +60,7 @@ pub(super) fn empty(trials: &mut Trials<'_>, node: NodeId, gpus: Vec<usize>) -> 
     trials.close(node.index, &gpus);
     let mut movable = movable_of(trials, node.index, &gpus);
     let n_movable = movable.len();
-    let n_gpus = trials.node(node.index).map_or(0, |node| node.gpus().len());
+    let n_gpus = trials.node(node.index).map_or(&[][..], Node::gpus).len();
     if gpus.len() == n_gpus {
         // No move makes room on another node, so that a pod without a place now never gets one. On the GPUs of the node itself
         // that stay open it may get one.
@@ -138,10 +139,11 @@ impl Search<'_, '_> {
             let price = self.trials.price().plus(one.price).total();
             let best = self.best_price();
             let is_last = self.moved.len() >= self.trials.limits.max_moves;
-            if is_last || best.is_some_and(|best| best <= evacuation.least_price) {
+            // No moves cost less than `least_price`, so that none are better than those that cost no more.
+            if is_last || matches!(best, Some(best) if best <= evacuation.least_price) {
                 return;
             }
-            let is_too_dear = best.is_some_and(|best| best <= price);
+            let is_too_dear = matches!(best, Some(best) if best <= price);
             if is_too_dear || self.trials.is_moved(one) || self.trials.make_move(one).is_err() {
                 continue;
             }
@@ -185,8 +187,8 @@ impl Search<'_, '_> {
     /// The price of the best moves so far in byte-seconds, if no moves can come nearer to the goal.
     fn best_price(&self) -> Option<u128> {
         let needed = self.evacuation.needed(self.trials.limits.max_moves);
-        let best = self.best.as_ref().filter(|best| best.progress >= needed);
-        best.map(|best| best.price.total())
+        let best = self.best.as_ref()?;
+        (best.progress >= needed).then_some(best.price.total())
     }
 }
 
@@ -197,8 +199,10 @@ impl Found {
         // The bound of the search does not count for what is found already.
         trials.n_tries_left = usize::MAX;
         let mut gain = Memory::ZERO;
-        for one in self.moved.iter().filter(|one| trials.make_move(one).is_ok()) {
-            gain = gain.plus(one.memory_on(&gpus));
+        for one in &self.moved {
+            if trials.make_move(one).is_ok() {
+                gain = gain.plus(one.memory_on(&gpus));
+            }
         }
         let is_enough = free.is_some() && self.is_reached;
         Plan {

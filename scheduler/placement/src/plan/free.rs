@@ -59,10 +59,13 @@ pub(super) fn free(trials: &mut Trials<'_>, bytes: u64, n_gpus: usize, nodes: &[
     let mut best: Option<Found> = None;
     let mut n_hopeless = 0;
     while let Some(Reverse(set)) = sets.pop() {
-        let reached = best.as_ref().filter(|best| best.is_reached);
-        let reached = reached.map(|best| best.price.total());
+        let reached = match &best {
+            Some(best) if best.is_reached => Some(best.price.total()),
+            _ => None,
+        };
         n_hopeless += usize::from(set.too_little.is_some());
         let is_hopeless = set.too_little.is_some() && (reached.is_some() || n_hopeless > MAX_HOPELESS);
+        // The sets come by falling chances, so that no later one is better.
         if is_hopeless || reached.is_some_and(|price| price <= set.least_price) || trials.n_tries_left == 0 {
             break;
         }
@@ -86,14 +89,14 @@ impl<'a> LargeGpus<'a> {
                 continue;
             }
             let free = trials.free_of(id.index, at);
-            let mut items = Vec::new();
+            let (mut items, mut all) = (Vec::new(), free);
             for one in &movable {
                 if let Some(memory) = one.gpus.get(&at) {
                     // A part of the price for each of its GPUs, so that a pod on several GPUs of a set counts once at most.
                     items.push((*memory, one.price.total() / one.gpus.len() as u128));
+                    all = all.plus(*memory);
                 }
             }
-            let all = items.iter().fold(free, |sum, (memory, _)| sum.plus(*memory));
             gpus.push(Gpu {
                 at,
                 least_price: least_price(needed.less(free), &mut items),
@@ -141,6 +144,7 @@ impl GpuSet<'_> {
         let mut movable = movable_of(trials, self.index, &self.gpus);
         // The least price for each byte comes first, which is the seconds that the pod has run, and its part of a restart.
         movable.sort_by_key(|one| {
+            // At least 1: of a pod with whole GPUs that are not known the memory on each is not known either.
             let bytes = one.memory_on(&self.gpus).bytes_ceil().max(1);
             (one.price.total() / u128::from(bytes), one.priority)
         });
@@ -161,10 +165,11 @@ fn least_price(needed: Memory, items: &mut [(Memory, u128)]) -> u128 {
         let mut least = u128::MAX;
         for bits in 0..1_u32 << items.len() {
             let (mut memory, mut price) = (Memory::ZERO, 0_u128);
-            let set = items.iter().enumerate().filter(|(at, _)| bits & (1 << at) != 0);
-            for (_, (more, more_price)) in set {
-                memory = memory.plus(*more);
-                price = price.saturating_add(*more_price);
+            for (at, (more, more_price)) in items.iter().enumerate() {
+                if bits & (1 << at) != 0 {
+                    memory = memory.plus(*more);
+                    price = price.saturating_add(*more_price);
+                }
             }
             if memory >= needed {
                 least = least.min(price);

@@ -134,6 +134,7 @@ pub(super) fn check_free(
 pub fn nodes_with_gpus(fleet: &Fleet) -> String {
     let nodes = fleet.nodes.iter().filter(|(_, node)| !node.gpus().is_empty());
     let mut names: Vec<&str> = nodes.map(|(_, node)| &*node.name).collect();
+    // Nodes come in an arbitrary order, and the names that are cut off must not depend on it.
     names.sort_unstable();
     let n = names.len();
     names.truncate(N_SHOWN);

@@ -30,10 +30,11 @@ type Rank<'c> = (Reverse<Memory>, u128, i32, &'c OwnerId, usize);
 pub(super) fn join(trials: &mut Trials<'_>) -> Plan {
     let mut candidates = Vec::new();
     for (id, node) in trials.fleet.nodes.iter() {
-        let held = node.held.iter();
-        let movable = held.filter_map(|held| trials.movable(node, held).ok());
-        let index = id.index;
-        candidates.extend(movable.map(|one| Candidate { index, one }));
+        for held in &node.held {
+            if let Ok(one) = trials.movable(node, held) {
+                candidates.push(Candidate { index: id.index, one });
+            }
+        }
     }
     let mut ranking = Ranking::new(trials, &candidates);
     let mut gain = Memory::ZERO;
@@ -45,6 +46,7 @@ pub(super) fn join(trials: &mut Trials<'_>) -> Plan {
             break;
         }
         gain = gain.plus(gained);
+        // No other node has changed by the move.
         for index in trials.last_target().into_iter().chain([best.index]) {
             ranking.update(trials, index);
         }
@@ -163,7 +165,7 @@ fn blocks(trials: &Trials<'_>, one: u32, other: u32) -> Memory {
 
 /// The largest free block of a node: the most memory that is free on one of its GPUs.
 fn block(trials: &Trials<'_>, index: u32) -> Memory {
-    let n_gpus = trials.node(index).map_or(0, |node| node.gpus().len());
+    let n_gpus = trials.node(index).map_or(&[][..], Node::gpus).len();
     let free = (0..n_gpus).map(|gpu| trials.free_of(index, gpu));
     free.max().unwrap_or_default()
 }

@@ -115,8 +115,10 @@ impl<'a> Trials<'a> {
 
     /// The node at an index after the moves in effect.
     pub(super) fn node(&self, index: u32) -> Option<&Node> {
-        let copy = self.copies.get(&index).map(|copy| &copy.node);
-        copy.or_else(|| self.fleet.nodes.at(index))
+        match self.copies.get(&index) {
+            Some(copy) => Some(&copy.node),
+            None => self.fleet.nodes.at(index),
+        }
     }
 
     /// Memory of a GPU that is free for new shares after the moves in effect, with the memory of hints taken off.
@@ -135,11 +137,12 @@ impl<'a> Trials<'a> {
         if let Some(obstacle) = holder.obstacle(self.limits.min_run_seconds) {
             return Err(obstacle);
         }
+        // Without a report of devices nothing says which GPUs the pod holds.
         if node.hardware.is_none() {
             return Err(Obstacle::Unknown);
         }
         let gpus = gpus_of_holdings(&node.inventory, &held.holdings);
-        let memory = gpus.values().fold(Memory::ZERO, |sum, memory| sum.plus(*memory));
+        let memory = gpus.values().copied().fold(Memory::ZERO, Memory::plus);
         Ok(Movable {
             holder: at,
             owner: held.owner.clone(),
@@ -173,7 +176,7 @@ impl<'a> Trials<'a> {
 
     /// The index of the node of the last move's successor.
     pub(super) fn last_target(&self) -> Option<u32> {
-        self.steps.last().map(|step| step.made.to.index)
+        Some(self.steps.last()?.made.to.index)
     }
 
     /// The places of the holders whose moves are in effect.
@@ -209,8 +212,10 @@ impl<'a> Trials<'a> {
         let held = node.held_by(owner).cloned().ok_or(Obstacle::Unknown)?;
         let from_gpus = minors(node, &held.holdings);
         let used_before = node.host.used;
-        let own_use = nodes.host_uses.get(owner).filter(|own| own.node_index == from);
-        let own_use = own_use.map(|own| own.amounts).unwrap_or_default();
+        let own_use = match nodes.host_uses.get(owner) {
+            Some(own) if own.node_index == from => own.amounts,
+            _ => HostAmounts::default(),
+        };
         if let Some(node) = self.change(from) {
             node.remove_held(owner);
             node.host.used = node.host.used.less(own_use);
@@ -305,10 +310,8 @@ impl<'a> Trials<'a> {
             let Some(score) = *copy.scores.entry(kind_at).or_insert_with(compute) else {
                 continue;
             };
-            // Of equal nodes the first by name, as in `KindKey::rank`.
-            let name = |id: NodeId| fleet.nodes.get(id).map(|node| &node.name);
-            let rank = |(score, id): (Score, NodeId)| (Reverse(score), name(id));
-            if best.is_none_or(|best| rank((score, id)) < rank(best)) {
+            let rank = rank_of(fleet, (score, id));
+            if best.is_none_or(|best| rank < rank_of(fleet, best)) {
                 best = Some((score, id));
             }
         }
@@ -338,11 +341,12 @@ impl<'a> Trials<'a> {
     fn change(&mut self, index: u32) -> Option<&mut Node> {
         let node = self.fleet.nodes.at(index)?;
         let copy = self.copies.entry(index).or_insert_with(|| ChangedNode {
-            node: node.copy_with_hints(|_| true),
+            node: node.copy(),
             n_changes: 0,
             scores: FxHashMap::default(),
         });
         copy.n_changes += 1;
+        // Both are of the node before the change.
         copy.scores.clear();
         copy.node.value_cache.clear();
         Some(&mut copy.node)
@@ -380,8 +384,10 @@ impl KindKey<'_> {
         // The worst of them is on top.
         let mut best: BinaryHeap<(Reverse<Score>, &str, NodeId)> = BinaryHeap::new();
         for (id, node) in fleet.nodes.iter().filter(|(id, node)| self.allows(*id, node)) {
-            let worst = best.peek().filter(|_| best.len() >= n);
-            let least = worst.map_or_else(Score::default, |(Reverse(score), ..)| *score);
+            let least = match best.peek() {
+                Some((Reverse(score), ..)) if best.len() >= n => *score,
+                _ => Score::default(),
+            };
             if let Some(score) = evaluation.evaluate_from(least, id) {
                 best.push((Reverse(score), &*node.name, id));
             }
@@ -392,6 +398,11 @@ impl KindKey<'_> {
         let best = best.into_sorted_vec().into_iter();
         best.map(|(score, _, id)| (score.0, id)).collect()
     }
+}
+
+/// The rank of a place, less for a better one: of equal nodes the first by name, as in [`KindKey::rank`].
+fn rank_of(fleet: &Fleet, (score, id): (Score, NodeId)) -> (Reverse<Score>, Option<&str>) {
+    (Reverse(score), fleet.nodes.get(id).map(|node| &*node.name))
 }
 
 /// Minors of the GPUs that holdings are, or may be, of.

@@ -75,12 +75,8 @@ pub(crate) fn key_with(node: &Node, hints: Hints<'_>) -> EquivalenceKey {
     }
     for type_at in 0..node.inventory.n_types() {
         let held_functions = occupancy.held_functions_of(type_at);
-        let devices = node
-            .inventory
-            .devices(type_at)
-            .iter()
-            .zip(occupancy.of_type(type_at));
-        for (at, (device, device_use)) in devices.enumerate() {
+        let devices = node.inventory.devices(type_at).iter();
+        for (at, (device, device_use)) in devices.zip(occupancy.of_type(type_at)).enumerate() {
             if type_at != GPUS {
                 // Amounts without names: devices of one hardware class have the same resources in the same order.
                 words.extend(node.free_resources_with(type_at, at, hints).values());

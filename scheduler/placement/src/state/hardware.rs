@@ -102,11 +102,8 @@ impl HardwareClasses {
 fn without_identifiers(inventory: &Inventory) -> Inventory {
     let mut inventory = inventory.clone();
     let others = inventory.other_devices.iter_mut().flatten();
-    let devices = inventory
-        .gpus
-        .iter_mut()
-        .chain(others.flat_map(|of_type| of_type.devices.iter_mut()));
-    for device in devices {
+    let gpus = inventory.gpus.iter_mut();
+    for device in gpus.chain(others.flat_map(|of_type| of_type.devices.iter_mut())) {
         // Amounts, health and attributes stay: answers depend on them.
         device.id = "".into();
         for group in &mut device.attributes.function_groups {
@@ -133,7 +130,7 @@ impl<'a> LocationNumbers<'a> {
         // Devices of one switch are on one NUMA node, even where the node does not report its number.
         let with_numa = location.filter(|location| location.numa.is_some() || location.switch.is_some());
         Location {
-            switch: number(&mut self.switches, with_switch, |one, other| one == other),
+            switch: number(&mut self.switches, with_switch, PartialEq::eq),
             numa: number(&mut self.numas, with_numa, is_same_numa),
             is_reported: location.is_some(),
             knows_switch: with_switch.is_some(),

@@ -118,6 +118,11 @@ impl Node {
         }
     }
 
+    /// A copy outside the fleet, for simulations, with all hints.
+    pub(crate) fn copy(&self) -> Self {
+        self.copy_with_hints(|_| true)
+    }
+
     /// A copy outside the fleet, for simulations, with the hints of the owners for which `counts` returns true.
     pub(crate) fn copy_with_hints(&self, counts: impl Fn(&OwnerId) -> bool) -> Self {
         let hints = self.hints.iter().filter(|hint| counts(&hint.owner));
@@ -170,6 +175,10 @@ impl Node {
         &self.inventory.gpus
     }
 
+    pub(crate) fn has_gpus(&self) -> bool {
+        !self.gpus().is_empty()
+    }
+
     /// Free named resources of the devices of the type at an index; empty for GPUs.
     pub(crate) fn free_of_type(&self, type_at: usize) -> &[NamedAmounts] {
         self.free_resources.get(type_at).map_or(&[], Vec::as_slice)
@@ -177,8 +186,7 @@ impl Node {
 
     /// Returns true if the node's devices have attributes, links or partitions that matter for the choice of devices.
     pub(crate) fn has_topology(&self) -> bool {
-        let hardware = self.hardware.as_ref();
-        hardware.is_some_and(|hardware| hardware.has_topology)
+        matches!(&self.hardware, Some(hardware) if hardware.has_topology)
     }
 
     pub(crate) fn held_by(&self, owner: &str) -> Option<&Held> {
@@ -358,8 +366,9 @@ impl Node {
         // From scratch at every change: sums that are added to and subtracted from would drift with saturation.
         for (held, charge) in charges_of_all(inventory, &self.held) {
             if charge.type_at != GPUS {
-                let free = self.free_resources.get_mut(charge.type_at);
-                if let Some(free) = free.and_then(|free| free.get_mut(charge.device)) {
+                if let Some(of_type) = self.free_resources.get_mut(charge.type_at)
+                    && let Some(free) = of_type.get_mut(charge.device)
+                {
                     subtract(free, charge.resources);
                 }
             } else if let (Some(row), Some(flags)) = (

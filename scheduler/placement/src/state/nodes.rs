@@ -112,9 +112,8 @@ impl Nodes {
         let recent = self.recent.range(first.unwrap_or(self.recent.len())..).copied();
         // Where `recent` does not go back that far, the versions of all nodes are compared.
         let summaries = if first.is_none() { &*self.summaries } else { &[] };
-        let others = (0..)
-            .zip(summaries)
-            .filter(move |(_, summary)| summary.version > n_changes);
+        let others = (0..).zip(summaries);
+        let others = others.filter(move |(_, summary)| summary.version > n_changes);
         recent.chain(others.map(|(index, _)| index))
     }
 
@@ -137,10 +136,10 @@ impl Nodes {
     /// Replaces a node's inventory, and updates what depends on it outside the node: CPU-only pods that count, and hardware
     /// classes.
     fn replace_inventory(&mut self, index: u32, inventory: Option<(Inventory, Arc<HardwareClass>)>) {
-        let had_any = self.at(index).is_some_and(|node| !node.rows.is_empty());
+        let had_any = self.at(index).is_some_and(Node::has_gpus);
         let replaced = self.change(index, |node| node.set_inventory(inventory));
         let node = self.slots.get(index as usize).and_then(Option::as_ref);
-        let has_gpus = node.is_some_and(|node| !node.rows.is_empty());
+        let has_gpus = node.is_some_and(Node::has_gpus);
         if let Some(node) = node.filter(|_| has_gpus != had_any) {
             for (amounts, n) in &node.cpu_only {
                 for _ in 0..*n {
@@ -238,14 +237,14 @@ impl Nodes {
     }
 
     pub(crate) fn set_host(&mut self, name: &str, total: Option<HostAmounts>) {
-        let known = self.names.get(name).map(|node| node.index);
         // A node of which nothing is known gets no entry for that.
-        let Some(index) = known.or_else(|| total.map(|_| self.enter(name))) else {
+        if total.is_none() && !self.names.contains_key(name) {
             return;
-        };
+        }
+        let index = self.enter(name);
         // Nodes are reported again and again without a change, and a change makes the cached results of a node worthless.
         // Not counted in `n_openings`, as no request is refused for CPU or memory.
-        if self.at(index).is_some_and(|node| node.host.total != total) {
+        if matches!(self.at(index), Some(node) if node.host.total != total) {
             self.change(index, |node| node.host.total = total);
         }
         self.remove_if_idle(index);
@@ -301,9 +300,11 @@ impl Nodes {
 
     /// Counts one CPU-only pod more on a node, or one less: it has ended, or holds devices now.
     fn count_cpu_only(&mut self, used: HostUse, is_new: bool) {
-        let node = self.slots.get_mut(used.node_index as usize);
         // Pods of a DaemonSet come with the node, so they are no part of the workload to come.
-        let Some(node) = node.and_then(Option::as_mut).filter(|_| !used.is_daemon) else {
+        if used.is_daemon {
+            return;
+        }
+        let Some(Some(node)) = self.slots.get_mut(used.node_index as usize) else {
             return;
         };
         let count = node.cpu_only.entry(used.amounts).or_default();
@@ -316,7 +317,7 @@ impl Nodes {
             node.cpu_only.remove(&used.amounts);
         }
         // The others say nothing about nodes with GPUs.
-        if !node.rows.is_empty() {
+        if node.has_gpus() {
             count_pod(&mut self.cpu_only, used.amounts, is_new);
         }
     }
@@ -328,12 +329,12 @@ impl Nodes {
         // Every change may change the node's value, which is computed again when a request needs it.
         node.value_cache.clear();
         let has_hints = !node.hints.is_empty();
-        let key = has_class(node).then(|| key_with(node, Hints::Ignore));
+        let class = has_class(node).then(|| self.classes.class_of(key_with(node, Hints::Ignore)));
         let summary = NodeSummary {
             generation: self.id_at(index).generation,
             exists: true,
             has_hints,
-            class: key.map(|key| self.classes.class_of(key)),
+            class,
             ..NodeSummary::default()
         };
         self.set_summary(index, summary);
@@ -349,8 +350,9 @@ impl Nodes {
             self.recent.pop_front();
         }
         self.recent.push_back(index);
-        let known = self.summaries.get_mut(index as usize);
-        if let Some(class) = known.and_then(|known| std::mem::replace(known, summary).class) {
+        if let Some(known) = self.summaries.get_mut(index as usize)
+            && let Some(class) = std::mem::replace(known, summary).class
+        {
             self.classes.drop_unused(&class);
         }
     }
@@ -361,11 +363,13 @@ impl Nodes {
             return known.index;
         }
         // Indices are reused, so that the dense vectors are no longer than the most nodes at one time.
-        let index = self.vacant.pop().unwrap_or_else(|| {
+        let index = if let Some(vacant) = self.vacant.pop() {
+            vacant
+        } else {
             self.slots.push(None);
             self.summaries.push(NodeSummary::default());
             u32::try_from(self.slots.len() - 1).unwrap_or(u32::MAX)
-        });
+        };
         let (at, id) = (index as usize, self.id_at(index));
         if let (Some(slot), Some(summary)) = (self.slots.get_mut(at), self.summaries.get_mut(at)) {
             *slot = Some(Node::new(name.into()));

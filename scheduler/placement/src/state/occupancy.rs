@@ -43,8 +43,9 @@ impl<'a> Occupancy<'a> {
         }
         let in_use = devices_in_use(node, inventory, hints);
         for (_, type_at, device, is_occupied) in &in_use {
-            let uses = occupancy.uses.get_mut(*type_at);
-            if let Some(device) = uses.and_then(|uses| uses.get_mut(*device)) {
+            if let Some(uses) = occupancy.uses.get_mut(*type_at)
+                && let Some(device) = uses.get_mut(*device)
+            {
                 // An owner that only sees the device, without an amount of it, keeps others from its exclusive use too.
                 device.is_held = true;
                 device.is_occupied |= is_occupied;
@@ -54,8 +55,9 @@ impl<'a> Occupancy<'a> {
         let hinted = node.counted_hints(hints).map(|hint| &hint.holdings);
         for holdings in held.chain(hinted) {
             for part in &holdings.parts {
-                let type_at = inventory.type_index(&part.kind);
-                if let Some(held) = type_at.and_then(|at| occupancy.held_functions.get_mut(at)) {
+                if let Some(type_at) = inventory.type_index(&part.kind)
+                    && let Some(held) = occupancy.held_functions.get_mut(type_at)
+                {
                     // Virtual functions have IDs of their own, so they are held even if the device of the part is not found.
                     held.extend(&part.virtual_functions);
                 }
@@ -64,15 +66,12 @@ impl<'a> Occupancy<'a> {
                 if let Some(type_at) = inventory.type_index(kind)
                     && let Some(uses) = occupancy.uses.get_mut(type_at)
                 {
-                    let own = in_use
-                        .iter()
-                        .filter(|one| std::ptr::eq(one.0, holdings) && one.1 == type_at);
-                    exclude(
-                        uses,
-                        hardware.locations_of(type_at),
-                        own.map(|one| one.2),
-                        *exclusion,
-                    );
+                    let locations = hardware.locations_of(type_at);
+                    for (holder, of_type, device, _) in &in_use {
+                        if std::ptr::eq(*holder, holdings) && *of_type == type_at {
+                            exclude(uses, locations, *device, *exclusion);
+                        }
+                    }
                 }
             }
         }
@@ -88,20 +87,14 @@ impl<'a> Occupancy<'a> {
     }
 }
 
-/// Records an owner's exclusive use of its devices of one type, or of all devices of the type on their switches.
-fn exclude(
-    uses: &mut [DeviceUse],
-    locations: &[Location],
-    own: impl Iterator<Item = usize>,
-    exclusion: Exclusion,
-) {
-    for at in own {
-        if let Some(device) = uses.get_mut(at) {
-            device.is_exclusive = true;
-        }
-        let Some(own) = locations.get(at).filter(|_| exclusion == Exclusion::Switch) else {
-            continue;
-        };
+/// Records an owner's exclusive use of its device at an index, or of all devices of the type on the device's switch.
+fn exclude(uses: &mut [DeviceUse], locations: &[Location], at: usize, exclusion: Exclusion) {
+    if let Some(device) = uses.get_mut(at) {
+        device.is_exclusive = true;
+    }
+    if exclusion == Exclusion::Switch
+        && let Some(own) = locations.get(at)
+    {
         for (device, location) in uses.iter_mut().zip(locations) {
             device.is_exclusive |= location.switch == own.switch;
         }

@@ -170,12 +170,10 @@ impl<'a> TypeDemand<'a> {
         let NeededAmounts::Share(..) = self.amounts else {
             return true;
         };
-        let demanded = context
-            .inputs
-            .request
-            .constraints
-            .map(|constraints| constraints.limits);
-        device.attributes.limits >= demanded.unwrap_or_default()
+        match context.inputs.request.constraints {
+            Some(constraints) => device.attributes.limits >= constraints.limits,
+            None => true,
+        }
     }
 
     /// The key of the preference for a device; `None` if the device has no room or is not open.
@@ -265,7 +263,7 @@ pub(crate) fn takes_whole_gpus(context: &DecisionContext<'_>, pool: &Pool) -> bo
     for candidate in &pool.candidates {
         let gpu = context.inventory.gpus.get(candidate.device);
         // Every share takes memory, so a share of all memory leaves a GPU to one pod alone.
-        if gpu.is_none_or(|gpu| need.amounts_on(gpu.total()).memory < gpu.total().memory) {
+        if !matches!(gpu, Some(gpu) if need.amounts_on(gpu.total()).memory >= gpu.total().memory) {
             return false;
         }
     }

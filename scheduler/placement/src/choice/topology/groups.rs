@@ -67,10 +67,8 @@ pub(crate) fn partition_sets(
     let Some(table) = &inventory.partitions else {
         return Err(misfit("the node has no table of GPU partitions".to_owned()));
     };
-    let of_size = table
-        .partitions
-        .iter()
-        .filter(|one| size(one) == pool.n_requested);
+    let partitions = table.partitions.iter();
+    let of_size = partitions.filter(|one| size(one) == pool.n_requested);
     let Some(best_score) = of_size.clone().map(|one| one.score).max() else {
         return Err(misfit(format!("the node's table has no partition of {gpus}")));
     };
@@ -115,7 +113,7 @@ pub(crate) fn partition_sets(
     // Places instead of scores: a rank compares partitions with sets that have no score.
     let (mut last_score, mut score_place) = (None, 0);
     for (preference_place, (partition, allowed)) in (0..).zip(usable) {
-        score_place += u32::from(last_score.is_some_and(|last| last != partition.score));
+        score_place += u32::from(matches!(last_score, Some(last) if last != partition.score));
         last_score = Some(partition.score);
         choices.push(GpuSet {
             allowed,
@@ -133,10 +131,8 @@ fn free_members(
     uses: &[DeviceUse],
     pool: &Pool,
 ) -> Option<CandidateSet> {
-    let members = pool.select(|candidate| {
-        let gpu = gpus.get(candidate.device);
-        gpu.is_some_and(|gpu| partition.minors.contains(&gpu.minor)) && is_free(uses, candidate.device)
-    });
+    let minors = &partition.minors;
+    let members = pool.select(|one| has_minor(gpus, one.device, minors) && is_free(uses, one.device));
     (members.len() == size(partition)).then_some(members)
 }
 
@@ -163,7 +159,7 @@ fn left_without(taken: &Partition, whole: &[&Partition], mut left: LeftBySize) -
 fn is_whole(partition: &Partition, gpus: &[Device], uses: &[DeviceUse]) -> bool {
     for minor in &partition.minors {
         let found = gpus.iter().zip(uses).find(|(gpu, _)| gpu.minor == *minor);
-        if found.is_none_or(|(gpu, used)| !gpu.is_open() || used.is_occupied) {
+        if !matches!(found, Some((gpu, device_use)) if gpu.is_open() && !device_use.is_occupied) {
             return false;
         }
     }
@@ -239,7 +235,12 @@ pub(crate) fn losses(
 
 /// Returns true if a device exists and is not occupied.
 fn is_free(uses: &[DeviceUse], at: usize) -> bool {
-    uses.get(at).is_some_and(|device| !device.is_occupied)
+    matches!(uses.get(at), Some(device) if !device.is_occupied)
+}
+
+/// Returns true if the GPU at an index has one of these minors.
+fn has_minor(gpus: &[Device], at: usize, minors: &[u32]) -> bool {
+    matches!(gpus.get(at), Some(gpu) if minors.contains(&gpu.minor))
 }
 
 /// Counts a group of GPUs that are all free in the loss of each of its GPUs.
@@ -278,10 +279,7 @@ impl Links {
             between: vec![0; n_candidates * n_candidates],
         };
         for group in &inventory.links {
-            let members = pool.select(|candidate| {
-                let gpu = inventory.gpus.get(candidate.device);
-                gpu.is_some_and(|gpu| group.minors.contains(&gpu.minor))
-            });
+            let members = pool.select(|one| has_minor(&inventory.gpus, one.device, &group.minors));
             for one in members.members() {
                 for other in members.members().filter(|other| *other != one) {
                     if let Some(between) = links.between.get_mut(one * n_candidates + other) {

@@ -231,9 +231,8 @@ impl<'a> Problem<'a> {
 
     /// The switch at a location; `None` if it lacks a type that every switch must have.
     fn switch_at(&self, location: Location) -> Option<Switch> {
-        let on_switch = self
-            .lead
-            .select(|candidate| candidate.location.switch == location.switch);
+        let lead = self.lead;
+        let on_switch = lead.select(|candidate| candidate.location.switch == location.switch);
         let switch = Switch {
             lead: on_switch.and(self.allowed),
             n_followers: self.count_followers(|other| other.switch == location.switch),
@@ -292,8 +291,7 @@ impl<'a> Problem<'a> {
                 on_switches = on_switches.or(switch.lead);
             }
         }
-        let max_switches = self.max_switches();
-        let is_too_wide = max_switches.is_some_and(|max| closeness.n_switches as usize > max);
+        let is_too_wide = matches!(self.max_switches(), Some(max) if closeness.n_switches as usize > max);
         // A switch that must not be used is in no NUMA node's list, so its devices are on none of these switches.
         if chosen.len() != self.lead.n_requested || !chosen.is_within(on_switches) || is_too_wide {
             return None;

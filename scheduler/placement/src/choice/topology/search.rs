@@ -18,11 +18,11 @@ pub(crate) fn search(problem: &Problem<'_>) -> Option<(CandidateSet, Rank)> {
     let n = problem.lead.n_requested;
     // Nothing is left to search, as where the devices are those of a partition.
     if problem.allowed.len() == n {
-        return problem.rank(problem.allowed).map(|rank| (problem.allowed, rank));
+        return Some((problem.allowed, problem.rank(problem.allowed)?));
     }
-    let links = problem.links;
     // Links between pairs do not add up over switches, so the search by states cannot count them.
-    let has_different_links = links.is_some_and(|links| n > 1 && !links.are_equal(problem.allowed));
+    let has_different_links =
+        matches!(problem.links, Some(links) if n > 1 && !links.are_equal(problem.allowed));
     if has_different_links && problem.allowed.n_subsets(n) <= MAX_SUBSETS {
         return try_all(problem);
     }
