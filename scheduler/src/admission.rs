@@ -94,11 +94,12 @@ impl Verdict {
                 ..AdmissionResponse::default()
             },
             Self::Allowed { patch, warnings } => {
-                let patch = Some(patch).filter(|patch| !patch.is_empty());
-                let patch = patch
-                    .and_then(|patch| serde_json::to_vec(&patch).ok())
-                    .map(ByteString);
-                let patch_type = patch.as_ref().map(|_| "JSONPatch");
+                let patch = if patch.is_empty() {
+                    None
+                } else {
+                    serde_json::to_vec(&patch).ok().map(ByteString)
+                };
+                let patch_type = patch.is_some().then_some("JSONPatch");
                 AdmissionResponse {
                     uid,
                     allowed: true,
@@ -172,9 +173,7 @@ impl Rules {
 
     /// Returns true if the containers of this namespace may select the devices that they see.
     fn is_unrestricted(&self, namespace: &str) -> bool {
-        self.unrestricted_namespaces
-            .iter()
-            .any(|unrestricted| unrestricted == namespace)
+        self.unrestricted_namespaces.iter().any(|name| name == namespace)
     }
 }
 

@@ -89,11 +89,11 @@ pub(crate) async fn send_as(
     content_type: &str,
     body: Option<&Value>,
 ) -> Result<Answer, String> {
-    let body = body.map(|body| body.to_string().into_bytes()).unwrap_or_default();
+    let body = body.map(ToString::to_string).unwrap_or_default();
     let request = Request::builder().method(method).uri(path);
     let request = request
         .header(header::CONTENT_TYPE, content_type)
-        .body(Body::from(body));
+        .body(Body::from(body.into_bytes()));
     let request = request.map_err(|error| format!("cannot make the request: {error}"))?;
     // Not `Client::request`, which turns an error status into an error without headers: `Retry-After` is needed.
     let response = client.send(request).await;

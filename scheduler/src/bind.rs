@@ -197,7 +197,8 @@ impl Binder {
         let PodId { namespace, name, uid } = &binding.pod;
         // The UID makes the API server refuse to bind a successor of the same name.
         let mut metadata = serde_json::json!({"name": name, "namespace": namespace, "uid": uid, "annotations": binding.annotations});
-        if let Some(metadata) = metadata.as_object_mut().filter(|_| !binding.labels.is_empty()) {
+        let has_labels = !binding.labels.is_empty();
+        if has_labels && let Some(metadata) = metadata.as_object_mut() {
             metadata.insert("labels".to_owned(), serde_json::json!(binding.labels));
         }
         let target = serde_json::json!({"apiVersion": "v1", "kind": "Node", "name": binding.node});

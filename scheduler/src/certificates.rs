@@ -106,8 +106,7 @@ impl Keeper {
     pub async fn reconcile(&mut self, now: SystemTime) -> anyhow::Result<()> {
         let material = self.read_or_renew(now).await?;
         // Another replica may have renewed the certificates since the last reconciliation.
-        let in_use = self.in_use.as_ref();
-        if in_use.is_none_or(|in_use| in_use.data() != material.data()) {
+        if self.in_use.as_ref().map(Material::data) != Some(material.data()) {
             for server in &mut self.servers {
                 server.use_material(&material, &self.metrics)?;
             }
@@ -155,10 +154,10 @@ impl Keeper {
         for _ in 0..MAX_ATTEMPTS {
             let found = api.get_opt(&self.settings.secret).await;
             let found = found.context("cannot read the Secret")?;
-            let data = found
-                .as_ref()
-                .and_then(|secret| secret.data.clone())
-                .unwrap_or_default();
+            let data = match &found {
+                Some(secret) => secret.data.clone().unwrap_or_default(),
+                None => BTreeMap::new(),
+            };
             // Read in each attempt: another replica that has written meanwhile has most likely renewed the same certificates.
             let read = Material::read(&data)
                 .with_context(|| format!("Secret {}/{}", self.settings.namespace, self.settings.secret))?;
@@ -256,8 +255,7 @@ async fn publish(client: &Client, name: &str, authorities: &str) -> anyhow::Resu
     Ok(())
 }
 
-/// The JSON patch that writes `bundle` into each webhook of a configuration that lacks it. The patch tests the name of each
-/// webhook, since the order of the list may change meanwhile.
+/// The JSON patch that writes `bundle` into each webhook of a configuration that lacks it.
 fn changes(configuration: &Value, bundle: &Value) -> Vec<Value> {
     let mut changes = Vec::new();
     let webhooks = configuration.get("webhooks").and_then(Value::as_array);
@@ -266,6 +264,7 @@ fn changes(configuration: &Value, bundle: &Value) -> Vec<Value> {
             continue;
         }
         let path = format!("/webhooks/{idx}");
+        // Tests the webhook's name first, since the order of the list may change meanwhile.
         changes.push(json!({"op": "test", "path": format!("{path}/name"), "value": webhook.get("name")}));
         changes.push(json!({"op": "add", "path": format!("{path}/clientConfig/caBundle"), "value": bundle}));
     }

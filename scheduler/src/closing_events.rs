@@ -1,6 +1,6 @@
 //! Events on Nodes whose annotation `gpushare/closed-gpus` has an entry that names none of the node's GPUs.
 //!
-//! The administrator who wrote the annotation looks at the Node, not at the scheduler's log. Only the leader writes the events.
+//! The administrator who wrote the annotation looks at the Node, not at the scheduler's log.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -37,12 +37,14 @@ fn record_new(
     recorder: &Recorder,
     known: &mut BTreeMap<Box<str>, String>,
 ) -> bool {
+    // Only the leader writes the events, so that a problem gets one, and not one of each replica.
     if !leadership.is_leading() {
         return false;
     }
     let new: Vec<(Box<str>, String)> = {
         let index = index.read();
         let problems = index.closing_problems();
+        // A problem that has changed, or comes back later, gets another event.
         known.retain(|node, problem| problems.get(&**node) == Some(&problem.as_str()));
         let new = problems.iter().filter(|(node, _)| !known.contains_key(**node));
         new.take(MOST_AT_A_TIME)
@@ -51,6 +53,7 @@ fn record_new(
     };
     let are_all_copied = new.len() < MOST_AT_A_TIME;
     for (node, problem) in new {
+        // The queue of events is half full: this problem and the rest have their turn after the pause.
         if !recorder.try_warn(Subject::node(&node), REASON, problem.clone()) {
             return false;
         }

@@ -279,14 +279,17 @@ fn is_loopback(address: SocketAddr) -> bool {
     address.ip().to_canonical().is_loopback()
 }
 
+/// Returns true if the text can be the domain or the name of an extended resource.
+fn is_name(text: &str) -> bool {
+    let mut bytes = text.bytes();
+    (1..=253).contains(&text.len()) && bytes.all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b))
+}
+
 /// Parses the name of an extended resource: a domain, a slash and a name.
 fn resource_name(text: &str) -> Result<String, String> {
-    let is_valid = |part: &str| {
-        let mut bytes = part.bytes();
-        (1..=253).contains(&part.len()) && bytes.all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b))
-    };
     match text.split_once('/') {
-        Some((domain, name)) if is_valid(domain) && is_valid(name) && name.len() <= 63 => Ok(text.to_owned()),
+        // Kubernetes allows 63 characters in the name of an extended resource, and 253 in its domain.
+        Some((domain, name)) if is_name(domain) && is_name(name) && name.len() <= 63 => Ok(text.to_owned()),
         _ => Err("must be a resource name with a domain, such as aliyun.com/gpu-mem".to_owned()),
     }
 }

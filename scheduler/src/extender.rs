@@ -49,6 +49,7 @@ use crate::index::{Index, Shared};
 use crate::keyed_lock::KeyedLock;
 use crate::leader::{LABEL, Leadership, NotLeading, now};
 use crate::metrics::{Ending, Metrics, Timer, Verb};
+use crate::read_api::header_text;
 pub(crate) use access::{Access, Denied};
 use bind_limiter::BindLimiter;
 use daemon::http_server::ClientCertificate;
@@ -238,9 +239,8 @@ impl Extender {
             return Err(RequestError::NoCertificate);
         }
         // Refused before the body arrives, so that the client need not send all of it.
-        let length = request.headers().get(header::CONTENT_LENGTH);
-        let length = length.and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
-        if length.is_some_and(|length| length > limit) {
+        let length = header_text(request.headers(), header::CONTENT_LENGTH).unwrap_or_default();
+        if matches!(length.parse::<usize>(), Ok(length) if length > limit) {
             return Err(RequestError::TooLarge(limit));
         }
         match tokio::time::timeout(read_timeout, Limited::new(request.into_body(), limit).collect()).await {

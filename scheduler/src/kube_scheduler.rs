@@ -112,7 +112,7 @@ pub fn obstacles(pod: &PodRules, node: &NodeFacts) -> Vec<NodeRefusal> {
             obstacles.push(NodeRefusal::Unschedulable);
         }
     }
-    if pod.node_name.as_deref().is_some_and(|name| *name != *node.name) {
+    if matches!(&pod.node_name, Some(name) if *name != node.name) {
         obstacles.push(NodeRefusal::OtherNode);
     }
     for taint in &node.hard_taints {
@@ -133,9 +133,8 @@ fn shortages(requests: &PodRequests, node: &NodeFacts, requested: &RequestSums) 
     let mut shortages = Vec::new();
     // The pod itself takes one of the node's `pods`.
     let one_pod = (PODS, 1, u128::from(requested.n_pods));
-    let amounts = requests
-        .iter()
-        .map(|(resource, amount)| (&**resource, *amount, requested.of(resource)));
+    let amounts = requests.iter();
+    let amounts = amounts.map(|(resource, amount)| (&**resource, *amount, requested.of(resource)));
     for (resource, asked, requested) in std::iter::once(one_pod).chain(amounts) {
         let shortage = Shortage {
             resource: resource.into(),

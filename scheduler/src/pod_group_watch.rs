@@ -135,6 +135,7 @@ impl PodGroupWatch {
         if let Some(api) = self.apis.first() {
             let mut index = self.index.write();
             let store = index.pod_groups_mut(*api);
+            // An empty list: objects of an API that is gone, or may not be read any more, count no longer.
             store.begin_list();
             store.end_list();
         }
@@ -151,6 +152,7 @@ impl PodGroupWatch {
     /// Carries the updates of the watch into the index; never ends. Dropping the future loses no update.
     async fn carry_updates(&mut self) {
         let Some((api, watch)) = &mut self.watch else {
+            // Without a watch, the pause alone ends `carry_updates_until`.
             return std::future::pending().await;
         };
         loop {

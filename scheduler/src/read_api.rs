@@ -30,6 +30,7 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Router, middleware};
+use http::header::AsHeaderName;
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use http_body_util::{BodyExt, Limited};
 use proto::read_api::{
@@ -270,10 +271,9 @@ async fn demand_sync(Extension(api): Extension<Arc<ReadApi>>, request: Request, 
 /// loopback address sends its own name here, every other page its origin with requests that could act.
 pub(crate) fn refuse_foreign_site(request: &Request) -> Option<Response> {
     let headers = request.headers();
-    let refuse = |status, text: &'static str| Some((status, text).into_response());
     if headers.get_all(header::HOST).iter().count() > 1 {
         let text = "the request has more than one header Host\n";
-        return refuse(StatusCode::BAD_REQUEST, text);
+        return Some((StatusCode::BAD_REQUEST, text).into_response());
     }
     // Every browser sends the header `Host`; a client without it is no browser.
     let host = headers.get(header::HOST).map(HeaderValue::as_bytes);
@@ -282,19 +282,20 @@ pub(crate) fn refuse_foreign_site(request: &Request) -> Option<Response> {
     let mut hosts = host.into_iter().chain(authority);
     if hosts.any(|host| !is_this_machine(host)) {
         let text = "this address answers only requests to localhost\n";
-        return refuse(StatusCode::MISDIRECTED_REQUEST, text);
+        return Some((StatusCode::MISDIRECTED_REQUEST, text).into_response());
     }
     let origin = headers.get(header::ORIGIN).map(HeaderValue::as_bytes);
-    let is_own = |origin: &[u8]| origin.strip_prefix(b"http://").is_some_and(is_this_machine);
-    if origin.is_some_and(|origin| !is_own(origin)) {
+    if let Some(origin) = origin
+        && !origin.strip_prefix(b"http://").is_some_and(is_this_machine)
+    {
         let text = "this address answers no requests of other sites (header Origin)\n";
-        return refuse(StatusCode::FORBIDDEN, text);
+        return Some((StatusCode::FORBIDDEN, text).into_response());
     }
     // A browser sends other types for a page of another site, whose origin it may leave out, without asking first.
-    let content_type = headers.get(header::CONTENT_TYPE);
-    if request.method() == Method::POST && content_type.is_none_or(|content_type| content_type != JSON) {
+    let content_type = headers.get(header::CONTENT_TYPE).map(HeaderValue::as_bytes);
+    if request.method() == Method::POST && content_type != Some(JSON.as_bytes()) {
         let text = "send the header Content-Type: application/json\n";
-        return refuse(StatusCode::UNSUPPORTED_MEDIA_TYPE, text);
+        return Some((StatusCode::UNSUPPORTED_MEDIA_TYPE, text).into_response());
     }
     None
 }
@@ -309,10 +310,10 @@ fn is_this_machine(host: &[u8]) -> bool {
     }
     // An IPv6 address has brackets, and colons of its own.
     if let Some(address) = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
-        return address.parse::<Ipv6Addr>().is_ok_and(|ip| ip.is_loopback());
+        return matches!(address.parse::<Ipv6Addr>(), Ok(ip) if ip.is_loopback());
     }
     let name = host.rsplit_once(':').map_or(host, |(name, _)| name);
-    name == "localhost" || name.parse::<Ipv4Addr>().is_ok_and(|ip| ip.is_loopback())
+    name == "localhost" || matches!(name.parse::<Ipv4Addr>(), Ok(ip) if ip.is_loopback())
 }
 
 async fn follow_changes(
@@ -328,8 +329,8 @@ async fn follow_changes(
         return (StatusCode::TOO_MANY_REQUESTS, [(header::RETRY_AFTER, "10")], text).into_response();
     };
     // Browsers send the header `Last-Event-ID` by themselves when they connect again.
-    let last = headers.get("last-event-id").and_then(|id| id.to_str().ok());
-    let since = last.or_else(|| parameter(query.as_deref(), "since"));
+    let last = header_text(&headers, "last-event-id");
+    let since = last.or(parameter(query.as_deref(), "since"));
     changes::stream(api, viewer, since.unwrap_or_default().to_owned(), permit)
 }
 
@@ -471,10 +472,15 @@ pub async fn state_of(index: Shared<Index>) -> ClusterState {
     }
 }
 
+/// The value of a header; `None` also if the value is not plain text.
+pub(crate) fn header_text(headers: &HeaderMap, name: impl AsHeaderName) -> Option<&str> {
+    headers.get(name)?.to_str().ok()
+}
+
 /// The value of a query parameter. Escapes are not decoded: no parameter of the API needs one.
 fn parameter<'a>(query: Option<&'a str>, name: &str) -> Option<&'a str> {
-    let mut pairs = query?.split('&').filter_map(|pair| pair.split_once('='));
-    pairs.find(|(key, _)| *key == name).map(|(_, value)| value)
+    let mut pairs = query?.split('&');
+    pairs.find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='))
 }
 
 fn respond(answer: &impl Serialize) -> Response {

@@ -84,9 +84,8 @@ pub(super) fn review(
         &request.name
     };
     // The API server writes the annotations of a binding into the pod.
-    let brings_devices = metadata
-        .annotations
-        .is_some_and(|annotations| annotations.contains_key(DEVICE_ALLOCATED));
+    let annotations = metadata.annotations.unwrap_or_default();
+    let brings_devices = annotations.contains_key(DEVICE_ALLOCATED);
     if !brings_devices && !requests_devices(cluster, namespace, name, &target.name) {
         return Ok(Verdict::ALLOWED);
     }

@@ -71,13 +71,12 @@ fn resource_lists(container: &str) -> [String; 2] {
 /// The limit of a resource, or the request if there is no limit.
 fn amount_of<'a>(draft: &'a Draft, container: &str, resource: &str) -> Option<&'a Value> {
     let [limits, requests] = resource_lists(container);
-    draft
-        .get(&limits, resource)
-        .or_else(|| draft.get(&requests, resource))
+    draft.get(&limits, resource).or(draft.get(&requests, resource))
 }
 
-/// Sets limit and request of a resource: Kubernetes demands extended resources in both.
+/// Sets limit and request of a resource.
 fn set_amount(draft: &mut Draft, container: &str, resource: &str, value: &Value) {
+    // Kubernetes demands extended resources in both.
     for list in resource_lists(container) {
         draft.put(&list, resource, value.clone());
     }
@@ -120,11 +119,12 @@ fn replace(draft: &mut Draft, container: &str, old: &str, new: &[&str]) {
 }
 
 /// Adds `gpu.shared`, the number of GPUs over which a container's amounts are divided, if it is missing: the rule of the proposal
-/// "Enhance the GPU Share API", applied to `gpu-core` too where there is no ratio, as Koordinator does.
+/// "Enhance the GPU Share API".
 fn add_shared(draft: &mut Draft, container: &str) {
     if amount_of(draft, container, GPU_SHARED).is_some() {
         return;
     }
+    // Applied to `gpu-core` too where there is no ratio, as Koordinator does.
     let percent = if has_amount(draft, container, GPU_MEMORY_RATIO) {
         amount_of(draft, container, GPU_MEMORY_RATIO)
     } else {
@@ -144,10 +144,10 @@ fn add_shared(draft: &mut Draft, container: &str) {
     }
 }
 
-/// Returns true if a container has an amount of a resource that is not zero. An amount that cannot be read counts: the validating
-/// webhook then refuses the amount, and not the lack of `gpu.shared`.
+/// Returns true if a container has an amount of a resource that is not zero.
 fn has_amount(draft: &Draft, container: &str, resource: &str) -> bool {
     let amount = amount_of(draft, container, resource).map(Quantity::deserialize);
+    // One that cannot be read counts: the validating webhook then refuses the amount, and not the lack of `gpu.shared`.
     amount.is_some_and(|amount| amount.ok() != Some(Quantity::default()))
 }
 
@@ -243,5 +243,6 @@ impl Draft {
 
 /// A key as part of a JSON pointer, with its special characters escaped.
 fn escape(key: &str) -> String {
+    // The tilde first, so that the tilde of `~1` is not escaped again.
     key.replace('~', "~0").replace('/', "~1")
 }

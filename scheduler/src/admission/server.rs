@@ -238,13 +238,8 @@ pub fn router(webhooks: Arc<Webhooks>, prefix: &str) -> Router {
 }
 
 async fn mutate(State(webhooks): State<Arc<Webhooks>>, request: Request<Body>) -> Response {
-    webhooks
-        .review(
-            "mutate",
-            |webhooks, request| webhooks.rules.mutate(request),
-            request,
-        )
-        .await
+    let decide: Decide = |webhooks, request| webhooks.rules.mutate(request);
+    webhooks.review("mutate", decide, request).await
 }
 
 async fn validate(State(webhooks): State<Arc<Webhooks>>, request: Request<Body>) -> Response {

@@ -32,7 +32,7 @@ pub(super) fn review(
         }
         _ => Ok(()),
     };
-    Ok(Verdict::of(checked.map(|()| (Vec::new(), warnings))))
+    Ok(Verdict::of(checked.and(Ok((Vec::new(), warnings)))))
 }
 
 /// Checks a new pod; adds warnings about what is valid and looks like a mistake.
@@ -156,7 +156,7 @@ fn check_changed_annotations(old: &Pod, new: &Pod) -> Result<(), Refusal> {
     {
         return Err(refusal);
     }
-    let is_placed = old.spec.node_name.as_deref().is_some_and(|node| !node.is_empty());
+    let is_placed = !old.spec.node_name.as_deref().unwrap_or_default().is_empty();
     for key in HINTS.into_iter().filter(|key| is_changed(key)) {
         // The scheduler chose the devices by the old value, and counts the demands of placed pods too, such as exclusiveness.
         if is_placed {
@@ -171,6 +171,8 @@ fn check_changed_annotations(old: &Pod, new: &Pod) -> Result<(), Refusal> {
 
 /// Checks that the allocation record in a pod's annotations can be read, if the pod has one.
 fn read_record(pod: &Pod) -> Result<(), AnnotationError> {
-    let annotations = pod.metadata.annotations.as_ref();
-    annotations.map_or(Ok(()), |annotations| Record::read(annotations).map(drop))
+    if let Some(annotations) = &pod.metadata.annotations {
+        Record::read(annotations)?;
+    }
+    Ok(())
 }

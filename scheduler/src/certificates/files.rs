@@ -147,10 +147,10 @@ impl Contents {
                 files.key.display()
             )
         })?;
-        let clients = self.client_ca.as_ref().zip(files.client_ca.as_deref());
-        let clients = clients
-            .map(|(authorities, path)| client_verifier(authorities, path))
-            .transpose()?;
+        let clients = match (&self.client_ca, &files.client_ca) {
+            (Some(authorities), Some(path)) => Some(client_verifier(authorities, path)?),
+            _ => None,
+        };
         server_settings(Arc::new(SingleCertAndKey::from(key)), clients)
     }
 }
@@ -193,13 +193,15 @@ pub(crate) fn verifier_of(roots: RootCertStore) -> anyhow::Result<Arc<dyn Client
     Ok(builder.allow_unauthenticated().build()?)
 }
 
+/// The bytes of a file, or the error of its read.
+fn bytes_of(content: &FileContent) -> io::Result<&[u8]> {
+    content.as_deref().map_err(|kind| (*kind).into())
+}
+
 /// The certificates in the content of a file (PEM). An error, also for a file without certificates, names the file.
 fn certificates(pem: &FileContent, path: &Path) -> anyhow::Result<Vec<CertificateDer<'static>>> {
     let context = || format!("certificates {}", path.display());
-    let pem = pem
-        .as_ref()
-        .map_err(|kind| io::Error::from(*kind))
-        .with_context(context)?;
+    let pem = bytes_of(pem).with_context(context)?;
     let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
     let certificates = certificates.with_context(context)?;
     anyhow::ensure!(!certificates.is_empty(), "{}: the file holds none", context());
@@ -209,10 +211,7 @@ fn certificates(pem: &FileContent, path: &Path) -> anyhow::Result<Vec<Certificat
 /// The private key in the content of a file (PEM). An error, also for a file without a key, names the file.
 fn private_key(pem: &FileContent, path: &Path) -> anyhow::Result<PrivateKeyDer<'static>> {
     let context = || format!("private key {}", path.display());
-    let pem = pem
-        .as_ref()
-        .map_err(|kind| io::Error::from(*kind))
-        .with_context(context)?;
+    let pem = bytes_of(pem).with_context(context)?;
     PrivateKeyDer::from_pem_slice(pem).with_context(context)
 }
 

@@ -110,7 +110,7 @@ impl Material {
         if !SECRET_KEYS.iter().any(|part| data.contains_key(*part)) {
             return Ok(None);
         }
-        let bytes = |part: &str| data.get(part).map(|bytes| bytes.0.as_slice());
+        let bytes = |part: &str| Some(data.get(part)?.0.as_slice());
         // The order of the certificates says which key belongs to which: first the signer's, then its successor's if there is
         // one.
         let certificates = read_certificates(bytes(AUTHORITIES).unwrap_or_default());
@@ -193,7 +193,7 @@ impl Material {
         }
         material.former.retain(|former| former.ends > now);
         let (signer, leaf) = (&material.signer, material.leaf.as_ref());
-        if !leaf.is_some_and(|leaf| leaf.is_current(signer, hosts, lifetime, now)) {
+        if !matches!(leaf, Some(leaf) if leaf.is_current(signer, hosts, lifetime, now)) {
             let leaf = signer.issue(hosts, lifetime, ExtendedKeyUsagePurpose::ServerAuth, now);
             let leaf = leaf.context(CANNOT_ISSUE)?;
             // A person may have put a key into the Secret that does not belong to the authority.
@@ -223,9 +223,7 @@ impl Material {
     /// The authorities that clients should trust: the present one, the next one and former ones.
     fn trusted(&self) -> impl Iterator<Item = &Certificate> {
         let authorities = std::iter::once(&self.signer).chain(&self.successor);
-        authorities
-            .map(|authority| &authority.certificate)
-            .chain(&self.former)
+        authorities.map(|own| &own.certificate).chain(&self.former)
     }
 
     pub(super) fn certified_key(&self) -> anyhow::Result<CertifiedKey> {
@@ -368,10 +366,10 @@ impl Certificate {
 
 /// Reads a private key (PEM), which the Secret has under the key `part`.
 fn read_key(part: &str, pem: &[u8]) -> anyhow::Result<Arc<KeyPair>> {
-    let pem = std::str::from_utf8(pem).ok();
-    let key = pem.and_then(|pem| KeyPair::from_pem(pem).ok());
-    key.map(Arc::new)
-        .with_context(|| format!("{part} is no private key"))
+    match std::str::from_utf8(pem).map(KeyPair::from_pem) {
+        Ok(Ok(key)) => Ok(Arc::new(key)),
+        _ => anyhow::bail!("{part} is no private key"),
+    }
 }
 
 /// Reads all certificates of a PEM text; `None` if one of them cannot be read.

@@ -140,11 +140,10 @@ impl FromStr for AnswerNodes {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let n: Option<NonZeroU8> = text.parse().ok();
-        match n.filter(|n| n.get() <= MAX_ANSWER_NODES) {
-            Some(n) => Ok(Self::Best(n)),
-            None if text == "all" => Ok(Self::All),
-            None => Err(format!("must be from 1 to {MAX_ANSWER_NODES}, or all")),
+        match text.parse::<NonZeroU8>() {
+            Ok(n) if n.get() <= MAX_ANSWER_NODES => Ok(Self::Best(n)),
+            _ if text == "all" => Ok(Self::All),
+            _ => Err(format!("must be from 1 to {MAX_ANSWER_NODES}, or all")),
         }
     }
 }

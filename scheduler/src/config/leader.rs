@@ -56,7 +56,7 @@ impl LeaderArgs {
     pub(super) fn leader(self) -> anyhow::Result<Option<LeaderElection>> {
         // The manifest may set the pod's name for a single replica as well.
         let is_one_of_several = self.leader_elect || self.kube_scheduler_lease.is_some();
-        let Some(pod) = self.pod_name.filter(|_| is_one_of_several) else {
+        let (Some(pod), true) = (self.pod_name, is_one_of_several) else {
             return Ok(None);
         };
         // An environment variable that is set to nothing counts as given.

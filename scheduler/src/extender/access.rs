@@ -93,11 +93,12 @@ impl Denied {
 }
 
 impl IntoResponse for Denied {
-    /// The answer to a client without access; 401 asks the client for a bearer token.
+    /// The answer to a client without access.
     fn into_response(self) -> Response {
         let status = self.status();
         tracing::debug!(status = status.as_u16(), error = %self, "view refused");
         let text = format!("{self}\n");
+        // HTTP demands this header with status 401: it asks the client for a bearer token.
         if status == StatusCode::UNAUTHORIZED {
             return (status, [(header::WWW_AUTHENTICATE, "Bearer")], text).into_response();
         }
@@ -192,7 +193,7 @@ impl Access {
         let api = Api::<SubjectAccessReview>::all(client.clone());
         let reviewed = api.create(&PostParams::default(), &review).await?;
         // A review without a status was not evaluated, and grants nothing.
-        let is_allowed = reviewed.status.is_some_and(|status| status.allowed);
+        let is_allowed = reviewed.status.unwrap_or_default().allowed;
         if let Some(cached) = self.cache.lock().get_mut(token) {
             cached.rights.insert(right.clone(), is_allowed);
         }
@@ -207,10 +208,10 @@ impl Access {
         let reviewed = api.create(&PostParams::default(), &review).await?;
         // An authenticator may accept a token without naming a user, to whom RBAC could give no right.
         let status = reviewed.status.unwrap_or_default();
-        let user = status
-            .user
-            .filter(|_| status.authenticated == Some(true))
-            .map(Arc::new);
+        let user = match status.user {
+            Some(user) if status.authenticated == Some(true) => Some(Arc::new(user)),
+            _ => None,
+        };
         // Cached also if the token belongs to no user: repeating it must not cost the API server a review each time.
         self.insert(token, user.clone());
         Ok(user)
@@ -228,10 +229,10 @@ impl Access {
     /// The answers about a token that are not too old.
     fn fresh(&self, token: &str) -> Option<ReviewedToken> {
         let cache = self.cache.lock();
-        let reviewed = cache
-            .get(token)
-            .filter(|reviewed| reviewed.since.elapsed() < CACHED_FOR);
-        reviewed.cloned()
+        match cache.get(token) {
+            Some(reviewed) if reviewed.since.elapsed() < CACHED_FOR => Some(reviewed.clone()),
+            _ => None,
+        }
     }
 
     /// Caches the user of a token, `None` for a token that the API server does not accept. A full cache loses its oldest token.
@@ -240,7 +241,8 @@ impl Access {
         // Tokens come from anyone, so the cache must not grow with their number.
         if cache.len() >= MAX_CACHED {
             let oldest = cache.iter().min_by_key(|(_, reviewed)| reviewed.since);
-            if let Some(token) = oldest.map(|(token, _)| token.clone()) {
+            if let Some((token, _)) = oldest {
+                let token = token.clone();
                 cache.remove(&token);
             }
         }
@@ -297,7 +299,7 @@ fn bearer_token(headers: &HeaderMap) -> Option<&str> {
     let token = token.trim();
     // The token goes into a review as it is: it must not be empty, huge, or more than a word.
     let is_plain =
-        !token.is_empty() && token.len() <= MAX_TOKEN && token.bytes().all(|byte| byte.is_ascii_graphic());
+        !token.is_empty() && token.len() <= MAX_TOKEN && token.as_bytes().iter().all(u8::is_ascii_graphic);
     (scheme.eq_ignore_ascii_case("bearer") && is_plain).then_some(token)
 }
 

@@ -36,7 +36,7 @@ impl AvoidedNodes {
             return Vec::new();
         };
         // kube-scheduler may place the members of a gang several times before it binds any of them.
-        if let Some((node, n_returns)) = tried.sent_to.as_mut().filter(|_| !is_gang_member) {
+        if !is_gang_member && let Some((node, n_returns)) = &mut tried.sent_to {
             // kube-scheduler would not ask again if it had bound the pod, and a failed bind has ended the count.
             *n_returns += 1;
             if *n_returns >= SILENT_RETURNS {

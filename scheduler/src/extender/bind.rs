@@ -159,16 +159,17 @@ pub(super) async fn answer(
 fn parse(body: &[u8]) -> Result<ExtenderBindingArgs, RequestError> {
     let args: ExtenderBindingArgs =
         serde_json::from_slice(body).map_err(|error| RequestError::malformed("bind", &error))?;
-    let fields = [
+    for (field, value) in [
         ("PodName", &args.pod_name),
         ("PodNamespace", &args.pod_namespace),
         ("PodUID", &args.pod_uid),
         ("Node", &args.node),
-    ];
-    match fields.iter().find(|(_, value)| value.is_empty()) {
-        Some((field, _)) => Err(RequestError::malformed("bind", &format!("{field} is empty"))),
-        None => Ok(args),
+    ] {
+        if value.is_empty() {
+            return Err(RequestError::malformed("bind", &format!("{field} is empty")));
+        }
     }
+    Ok(args)
 }
 
 /// Binds a pod. Returns the record of its devices and amounts if this bind chose them.
@@ -199,7 +200,7 @@ async fn bind_pod(
         let binding = PodBinding::without_devices(pod, &node);
         // A pod without devices needs no decision, and its order among the bindings of the node does not matter.
         let _permit = in_time(deadline, waiting, extender.bind_limiter.acquire()).await?;
-        return bind_result(extender.binder.bind(&binding, deadline).await).map(|()| None);
+        return bind_result(extender.binder.bind(&binding, deadline).await).and(Ok(None));
     };
     let _permit = in_time(deadline, waiting, extender.bind_limiter.acquire_for(&node)).await?;
     decide_and_write(&extender, pod, &facts, &node, deadline).await
@@ -290,7 +291,8 @@ async fn decide_and_write(
             }
         }
     }
-    bind_result(outcome).map(|()| binding.annotations.get(DEVICE_ALLOCATED).cloned())
+    bind_result(outcome)?;
+    Ok(binding.annotations.get(DEVICE_ALLOCATED).cloned())
 }
 
 /// The state of a pod's assumption (devices that a bind has chosen in memory), if it is still that with this assume time.
@@ -351,6 +353,7 @@ async fn check_outcome(extender: &Extender, pod: &PodId, state: AssumptionState)
 pub async fn sweep_unseen(extender: Arc<Extender>) {
     let unlisted = Arc::clone(&extender.index.read().unlisted);
     loop {
+        // A pod that a list lacks ends the pause at once; otherwise the pause ends with the timeout, which is no error.
         let _ = timeout(SWEEP_INTERVAL, unlisted.notified()).await;
         let overdue = extender.index.read().overdue(now(), UNSEEN_LIMIT);
         for (pod, state) in overdue {

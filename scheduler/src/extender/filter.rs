@@ -173,6 +173,7 @@ fn answer_once(
     }
     // The facts of a pod that the watch shows are newer than those of any request.
     let unseen_facts = facts.filter(|_| index.pod(pod.uid()).is_none());
+    // Both locks are released before `keep_room`, which takes them itself.
     drop(index);
 
     let mut is_repeated = false;
@@ -329,7 +330,7 @@ impl<'r> Filter<'_, 'r> {
             failed: &failed,
         };
         let (mut outcome, mut decision) = (None, None);
-        if let Some(group) = self.with_wish.filter(|_| is_gang_member) {
+        if is_gang_member && let Some(group) = self.with_wish {
             let member = MemberFilter {
                 index: self.index,
                 request: self.request,
@@ -381,7 +382,7 @@ impl<'r> Filter<'_, 'r> {
         'r: 'd,
     {
         let uniform = demand.rejection().or(evaluation.group_text.as_deref());
-        let Some(resources) = demand.resources().filter(|_| evaluation.n_fitting == 0) else {
+        let (Some(resources), 0) = (demand.resources(), evaluation.n_fitting) else {
             return RefusalTexts {
                 uniform,
                 ..RefusalTexts::default()
@@ -440,7 +441,7 @@ impl<'r> Filter<'_, 'r> {
         let mut lacking: Vec<NodeId> = Vec::new();
         for (place, node) in nodes.iter() {
             let misfit = evaluation.misfits.get(*place as usize);
-            if misfit.is_some_and(|(_, misfit)| misfit.reason.is_lack_of_room()) {
+            if matches!(misfit, Some((_, misfit)) if misfit.reason.is_lack_of_room()) {
                 lacking.extend(*node);
             }
         }
@@ -523,8 +524,8 @@ fn keep_room(
             return;
         }
     }
-    let chosen = first.filter(|_| evaluation.is_ranked || evaluation.n_fitting == 1);
-    if let Some(node) = chosen.and_then(|chosen| chosen.node) {
+    let is_best = evaluation.is_ranked || evaluation.n_fitting == 1;
+    if is_best && let Some(node) = first.and_then(|first| first.node) {
         hints::hint(&mut extender.index.write(), node, resources, &attempt, now);
         return;
     }
@@ -597,7 +598,7 @@ impl RefusalTexts<'_> {
     /// Returns true if kube-scheduler may look for victims on a node.
     fn is_resolvable(&self, name: &str, misfit: NodeMisfit, misfit_nodes: MisfitNodes) -> bool {
         // kube-scheduler would evict further pods for a pod whose nominated node is unresolvable.
-        let is_nominated = self.nominated.is_some_and(|(node, _)| node == name);
+        let is_nominated = matches!(self.nominated, Some((node, _)) if node == name);
         let is_out_of_room =
             misfit_nodes == MisfitNodes::Resolvable && misfit.reason.is_lack_of_room() && !self.is_for_group;
         misfit.is_unknown_node || is_nominated || is_out_of_room

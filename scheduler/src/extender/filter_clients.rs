@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use proto::read_api::FilterClient;
 
 use crate::api_server::shorten;
-use crate::read_api::unix_time;
+use crate::read_api::{header_text, unix_time};
 
 /// The most clients that are remembered: any program may connect, under any name.
 const MAX_CLIENTS: usize = 8;
@@ -20,8 +20,7 @@ pub(super) struct FilterClients(Mutex<(u64, Vec<FilterClient>)>);
 impl FilterClients {
     /// Counts a request for its client: the name in the client's certificate, and the `User-Agent`.
     pub(super) fn count(&self, request: &Request<Body>) {
-        let header = request.headers().get(header::USER_AGENT);
-        let user_agent = header.and_then(|agent| agent.to_str().ok()).unwrap_or_default();
+        let user_agent = header_text(request.headers(), header::USER_AGENT).unwrap_or_default();
         // Shortened before the comparison with the kept texts, which are shortened too.
         let user_agent = shorten(user_agent.trim());
         let name = request.extensions().get::<ClientName>();
@@ -29,14 +28,14 @@ impl FilterClients {
         let last = unix_time().as_secs();
         let (n_requests, clients) = &mut *self.0.lock();
         *n_requests += 1;
-        let known = clients
-            .iter_mut()
-            .find(|known| known.name == name && known.user_agent == user_agent);
-        if let Some(client) = known {
-            client.requests += 1;
-            client.last = last;
-            return;
+        for known in &mut *clients {
+            if known.name == name && known.user_agent == user_agent {
+                known.requests += 1;
+                known.last = last;
+                return;
+            }
         }
+        // The client that was seen first gives way; if it sends requests still, it is remembered again.
         if clients.len() >= MAX_CLIENTS {
             clients.remove(0);
         }

@@ -78,8 +78,9 @@ impl<'n> MemberFilter<'_, 'n> {
     /// Answers a member with the node on which room is kept for its group.
     fn join(&self, node: NodeId) -> MemberVerdict<'n> {
         let named = self.node_of_request(node);
-        let place = named.and_then(|_| self.index.place_in_group(self.group, self.resources));
-        if let (Some(reported), Some(place)) = (named, place) {
+        if let Some(reported) = named
+            && let Some(place) = self.index.place_in_group(self.group, self.resources)
+        {
             return (Some(only(reported)), MemberOutcome::Joined(node, place), None);
         }
         if !self.is_required() {
@@ -192,6 +193,7 @@ impl<'n> MemberFilter<'_, 'n> {
                 candidates.push((ranker.rank(reported.name, reported.score), reported));
             }
         }
+        // Unstable, since no two nodes have the same rank.
         candidates.sort_unstable_by_key(|(rank, _)| *rank);
         candidates
     }

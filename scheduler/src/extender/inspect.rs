@@ -224,6 +224,7 @@ struct InspectedPod {
 
 impl From<Node> for InspectedNode {
     fn from(node: Node) -> Self {
+        // At least 1, since amounts are divided by it.
         let unit_bytes = node.unit.unwrap_or(MemoryUnit::MIB.bytes()).max(1);
         let unit = match MemoryUnit::from_bytes(unit_bytes) {
             Some(unit) => unit.to_string(),

@@ -71,7 +71,7 @@ impl NodeNames<'_> {
     #[inline]
     pub(super) fn get(&self, idx: usize) -> &str {
         match self {
-            Self::Read(names) => names.get(idx).map_or("", |name| name),
+            Self::Read(names) => names.get(idx).map_or("", AsRef::as_ref),
             Self::Remembered(list) => list.get(idx),
         }
     }
@@ -171,8 +171,9 @@ impl NameLists {
         if at > 0 {
             let mut lists = self.0.write();
             // Another request may have moved or dropped it meanwhile.
-            let at = lists.iter().position(|other| Arc::ptr_eq(other, &list));
-            if let Some(used) = at.and_then(|at| lists.get_mut(..=at)) {
+            if let Some(at) = lists.iter().position(|other| Arc::ptr_eq(other, &list))
+                && let Some(used) = lists.get_mut(..=at)
+            {
                 used.rotate_right(1);
             }
         }

@@ -72,10 +72,9 @@ impl NamedVictims {
             None => self.by_node.values().flatten().collect(),
         };
         // As long as no watch shows the deletion of a victim, it may still come, or kube-scheduler has evicted others.
-        let is_awaited = |is_leaving: bool| is_leaving || is_recent;
-        victims
-            .iter()
-            .any(|victim| index.is_victim_leaving(victim.as_str()).is_some_and(is_awaited))
+        let victims = victims.iter();
+        let mut leaving = victims.filter_map(|victim| index.is_victim_leaving(victim.as_str()));
+        leaving.any(|is_leaving| is_leaving || is_recent)
     }
 }
 
@@ -216,8 +215,10 @@ pub(crate) fn begin_hold(extender: &Extender, hold: Hold, now: Instant) -> bool 
     };
     let index = extender.index.read();
     let mut memory = extender.memory();
-    let earlier = memory.victims.get_mut(&uid);
-    if earlier.is_some_and(|earlier| !earlier.is_for_room && earlier.are_awaited(&index, None, now)) {
+    if let Some(earlier) = memory.victims.get_mut(&uid)
+        && !earlier.is_for_room
+        && earlier.are_awaited(&index, None, now)
+    {
         return false;
     }
     memory.victims.insert(&uid, named);
@@ -285,7 +286,7 @@ pub(super) fn awaited_victims_text(
     let [first, second] = VICTIMS_NOT_ENDED;
     let mut memory = extender.memory();
     let hold = memory.rooms.held.get(pod.uid());
-    let is_being_made = hold.is_some_and(|hold| *hold.node == *node);
+    let is_being_made = matches!(hold, Some(hold) if *hold.node == *node);
     if let Some(named) = memory.victims.get_mut(pod.uid())
         && (is_being_made || named.are_awaited(index, Some(node), now))
     {

@@ -99,11 +99,13 @@ impl SampleRetries {
             }
         }
         // After room has opened, or after a long time, kube-scheduler had a cause of its own to try the pod: the count restarts.
-        let is_repeated = |last: &Retry| last.n_openings == n_openings && is_recent(last);
-        let n_in_row = last.filter(is_repeated).map_or(0, |last| last.n_in_row) + 1;
+        let n_in_row = match last {
+            Some(last) if last.n_openings == n_openings && is_recent(&last) => last.n_in_row + 1,
+            _ => 1,
+        };
         let retry = Retry {
             at: now,
-            is_odd: last.is_some_and(|last| !last.is_odd),
+            is_odd: matches!(last, Some(Retry { is_odd: false, .. })),
             n_in_row,
             n_openings,
         };
@@ -142,11 +144,6 @@ struct WaitingPod {
 }
 
 /// Refused pods that are not bound yet, and the announcements for them.
-///
-/// Room of any cause is announced if a pod that was refused before it opened is not tried again within `TRIED_WITHIN`: then
-/// kube-scheduler saw the event, and tried the pod, before this process's watch had shown the room. If the pod's last attempt had
-/// no cause that this process knows, and room opens seconds later, the attempt was most likely made for that room, so that it
-/// is announced at once.
 #[derive(Debug, Default)]
 pub(super) struct WaitingPods {
     pods: FxHashMap<Box<str>, WaitingPod>,
@@ -234,12 +231,15 @@ impl WaitingPod {
     /// Returns true if kube-scheduler will not try the pod again soon without an announcement: room has opened without an event,
     /// or the pod was not tried in time after room opened.
     fn is_due(&mut self, openings: Openings, now: Instant) -> bool {
+        // kube-scheduler sees no event for this room, and does not try the pod by itself.
         if self.seen.silent < openings.silent {
             return true;
         }
         if self.seen.all < openings.all {
             let since = *self.behind_since.get_or_insert(now);
+            // An attempt without a cause that this process knows, seconds before the room, was most likely made for that room.
             let was_tried_for_it = self.is_early && since.saturating_duration_since(self.at) < SHOWN_WITHIN;
+            // Not tried in time: kube-scheduler saw the event, and tried the pod, before the watch here had shown the room.
             return was_tried_for_it || now.saturating_duration_since(since) >= TRIED_WITHIN;
         }
         false

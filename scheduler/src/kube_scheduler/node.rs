@@ -50,8 +50,9 @@ impl NodeFacts {
 
     /// The value of the node's label with this key.
     pub fn label(&self, key: &str) -> Option<&str> {
-        let mut labels = self.labels.lines().filter_map(|line| line.split_once('='));
-        labels.find(|(known, _)| *known == key).map(|(_, value)| value)
+        // No key has an equals sign, so that the text in front of the first one is the whole key.
+        let mut labels = self.labels.lines();
+        labels.find_map(|label| label.strip_prefix(key)?.strip_prefix('='))
     }
 
     /// The allocatable amount of a resource in whole units, of CPU in thousandths; 0 if the node does not offer it.

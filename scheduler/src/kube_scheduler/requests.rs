@@ -116,7 +116,7 @@ impl NodeRequests {
 
     /// The requests of a counted pod.
     pub fn of_pod(&self, uid: &str) -> Option<&PodRequests> {
-        self.pods.get(uid).map(|counted| &*counted.requests)
+        Some(&self.pods.get(uid)?.requests)
     }
 }
 

@@ -223,23 +223,22 @@ impl Elector {
         if let Some(takeover) = self.takeover.take() {
             takeover.abort();
         }
+        // The Service must not send clients to a replica that does not lead.
         self.label.wanted.send_replace(None);
         assumption::end_term(&mut self.index.write());
     }
 
     /// Takes over from the previous leader, then keeps the API server accepting this replica's bindings.
-    ///
-    /// The steps: the API server refuses further bindings of the previous leader; those in flight arrive during the grace; this
-    /// replica annotates its own pod; once the watch of pods shows that annotation, it has shown every earlier write.
     fn take_over(&self, term: Term) -> JoinHandle<()> {
         let since = jiff::Timestamp::now().to_string();
         let (leadership, barrier) = (self.leadership.clone(), self.barrier.clone());
         let (label, fence) = (self.label.wanted.clone(), self.fence.clone());
         tokio::spawn(named("takeover", async move {
+            // Before the grace, since from here on the API server refuses further bindings of the previous leader.
             if let Some(fence) = &fence {
                 fence.name_this_replica().await;
             }
-            // A leader that releases the Lease has waited for its last bind.
+            // Bindings in flight arrive during the grace. A leader that releases the Lease has waited for its last bind.
             if !term.is_handed_over {
                 info!(
                     grace = ?TAKEOVER_GRACE,
@@ -247,6 +246,7 @@ impl Elector {
                 );
                 sleep(TAKEOVER_GRACE).await;
             }
+            // With the label this pod gets an annotation: once the watch shows that write, it has shown every earlier one.
             label.send_replace(Some(since.clone()));
             barrier.wait_for_annotation(&since).await;
             if let Some(fence) = &fence {
@@ -264,6 +264,7 @@ impl Elector {
     async fn resign(mut self) {
         // Only a replica that leads until now releases the Lease: after a lost term another one may hold it.
         let has_led = self.term.take().is_some();
+        // Before the release of the Lease, after which the next leader waits for no bind of this one.
         self.leadership.end_binds().await;
         // Otherwise the end of the takeover would allow binds again.
         if let Some(takeover) = self.takeover.take() {

@@ -84,9 +84,6 @@ impl Fence {
     }
 
     /// Reads the object and, if it does not name this replica, writes this replica's name over the version that was read.
-    ///
-    /// The check of leadership follows the read: a replica that was deposed since then either fails the check, or fails to write,
-    /// because the next leader has replaced that version.
     async fn write_holder(&self) -> Result<(), String> {
         let (namespace, holder) = (&self.pod.namespace, &self.holder);
         let collection = format!("/apis/{API_VERSION}/namespaces/{namespace}/{PLURAL}");
@@ -101,7 +98,8 @@ impl Fence {
             StatusCode::NOT_FOUND => None,
             _ => return Err(request_error("read", &answer)),
         };
-        // A replica that was paused since it read the object must not take it from the next leader.
+        // A replica that was paused since it read the object must not take it from the next leader. One that is deposed after
+        // this check fails to write, because the next leader has replaced the version that was read.
         self.check_lease().await?;
         self.leadership.check(now()).map_err(|error| error.to_string())?;
         let mut metadata = json!({"name": LEASE, "namespace": namespace, "labels": {"app.kubernetes.io/part-of": "gpushare"}});

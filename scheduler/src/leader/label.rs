@@ -96,7 +96,7 @@ async fn keep(
 /// Writes the label and the annotation in one patch, or removes both.
 async fn patch(client: &Client, pod: &PodName, since: Option<&str>) -> Result<(), String> {
     let PodName { namespace, name } = pod;
-    let label = since.map(|_| "true");
+    let label = since.is_some().then_some("true");
     let metadata = json!({"labels": {LABEL: label}, "annotations": {LEADER_SINCE: since}});
     let path = format!("/api/v1/namespaces/{namespace}/pods/{name}");
     let answer = api_server::merge(client, &path, &json!({"metadata": metadata})).await?;

@@ -105,8 +105,9 @@ fn record(lease: &Lease) -> LeaseRecord {
     }
 }
 
-/// The Lease's content for a record, after the content `previous`. Its times are for people: no replica compares them.
+/// The Lease's content for a record, after the content `previous`.
 fn spec(record: &LeaseRecord, previous: Option<&LeaseSpec>) -> LeaseSpec {
+    // The times are for people: no replica compares them.
     let now = Some(MicroTime(jiff::Timestamp::now()));
     let holder = Some(record.holder.clone());
     let acquired = match previous {

@@ -88,8 +88,10 @@ pub(super) fn explain_to(
     }
     explanation.gates = rules.gates.iter().map(ToString::to_string).collect();
     // kube-scheduler's words are left out where they repeat the rule, which the filter has sent to it.
-    let (attempt, invalid) = (last_attempt(&rules), explanation.invalid.as_ref());
-    explanation.kube_scheduler = attempt.filter(|words| invalid.is_none_or(|rule| !words.contains(rule)));
+    explanation.kube_scheduler = match (last_attempt(&rules), &explanation.invalid) {
+        (Some(words), Some(rule)) if words.contains(rule) => None,
+        (attempt, _) => attempt,
+    };
     explanation.summary = summary(&survey, asker);
     add_verdicts(&mut explanation, index, &survey, asker, all);
     Some(explanation)
@@ -176,9 +178,10 @@ fn refusing_verdict(index: &Index, refused: &Refused, asker: Asker<'_>) -> NodeV
 fn device_fits<'a>(index: &'a Index, name: &str, demand: &ResourceDemand<'_>) -> Vec<DeviceFit<'a>> {
     let fleet = index.fleet();
     let hints = Hints::RespectOthers(demand.uid);
-    let node = fleet.node_id(name);
-    let fits = node.and_then(|node| fleet.explain(node, demand.gpus, hints).ok());
-    let mut fits = fits.unwrap_or_default();
+    let Some(node) = fleet.node_id(name) else {
+        return Vec::new();
+    };
+    let mut fits = fleet.explain(node, demand.gpus, hints).unwrap_or_default();
     // Cached, since a lack takes divisions, and a survey asks this about every node.
     fits.sort_by_cached_key(|fit| (survey::lack(fit), fit.gpu.minor));
     fits

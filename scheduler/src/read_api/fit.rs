@@ -365,7 +365,7 @@ impl<'a> Search<'a> {
         match (refusal, room) {
             (None, Ok(room)) => Ok((room.score, placed_together(candidate, &room))),
             (Some(refusal), room) => {
-                let n_by_devices = room.map_or_else(|n| n, |_| group.n_members);
+                let n_by_devices = room.err().unwrap_or(group.n_members);
                 let name = candidate.facts.name.clone();
                 self.count_refusal(&index, &name, &Refusal::KubeScheduler(refusal));
                 Err(n_by_requests.min(n_by_devices))

@@ -110,6 +110,7 @@ impl PluginMeasurements {
         }
         // In a task of its own, which goes on when this client has waited long enough.
         let asked = tokio::spawn(Arc::clone(self).ask_all(targets.clone()));
+        // An answer that comes later is kept for the next client.
         let _ = timeout(CLIENT_WAIT, asked).await;
         let mut measured = FxHashMap::default();
         for node in nodes {
@@ -232,8 +233,7 @@ fn parse(text: &str) -> Option<NodeMemoryUse> {
             ["device", "namespace", "pod"].map(|name| label(labels, name).unwrap_or_default().to_owned());
         let of_pod = parsed.pods.entry(pod.into()).or_default();
         of_pod.bytes = of_pod.bytes.saturating_add(*bytes);
-        let given = given.get(labels);
-        of_pod.is_over_share |= given.is_some_and(|given| is_over_share(*bytes, *given));
+        of_pod.is_over_share |= matches!(given.get(labels), Some(given) if is_over_share(*bytes, *given));
     }
     // A plugin that measures processes (`--measure-memory`) reports those outside of containers for every GPU, be it as 0. Others
     // know only the use of containers that the driver limits, which is not all that is in use.
@@ -255,8 +255,8 @@ fn labels_and_value(series: &str) -> Option<(&str, u64)> {
 
 /// The value of a label. Names of objects and UUIDs have no characters that need an escape.
 fn label<'a>(labels: &'a str, name: &str) -> Option<&'a str> {
-    let mut pairs = labels.split("\",").filter_map(|pair| pair.split_once("=\""));
-    let (_, value) = pairs.find(|(key, _)| *key == name)?;
+    let mut pairs = labels.split("\",");
+    let value = pairs.find_map(|pair| pair.strip_prefix(name)?.strip_prefix("=\""))?;
     Some(value.trim_end_matches('"'))
 }
 
@@ -272,9 +272,10 @@ impl NodeMemoryUse {
             for holder in &mut gpu.holders {
                 let pod = (gpu.uuid.clone(), holder.namespace.clone(), holder.name.clone());
                 // A pod without a series may use memory that the plugin has not measured yet, so it gets no number, not even 0.
-                let of_pod = self.pods.get(&pod);
-                holder.used = of_pod.map(|of_pod| of_pod.bytes);
-                holder.over_share = of_pod.is_some_and(|of_pod| of_pod.is_over_share);
+                (holder.used, holder.over_share) = match self.pods.get(&pod) {
+                    Some(of_pod) => (Some(of_pod.bytes), of_pod.is_over_share),
+                    None => (None, false),
+                };
             }
         }
     }

@@ -260,7 +260,7 @@ impl PlanInput {
         let mut kinds = FxHashMap::default();
         for facts in &self.holders {
             if let (Some(kind), Some(rules)) = (kind(facts, volumes), &facts.rules) {
-                kinds.entry(kind).or_insert_with(|| AllowedNodes {
+                kinds.entry(kind).or_insert(AllowedNodes {
                     rules,
                     demand: &facts.demand,
                     volumes: volumes_of(facts, volumes),
@@ -376,10 +376,7 @@ impl PlanInput {
             Some(facts) => (facts.namespace.to_string(), facts.name.to_string()),
             None => Default::default(),
         };
-        let node_name = |id: NodeId| {
-            let view = self.fleet.view(id);
-            view.map_or_else(String::new, |view| view.name().to_owned())
-        };
+        let node_name = |id: NodeId| self.fleet.view(id).map_or("", NodeView::name).to_owned();
         let mut answer = PlanAnswer {
             api_version: VERSION.to_owned(),
             reached: plan.is_reached,

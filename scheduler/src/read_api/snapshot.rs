@@ -276,15 +276,16 @@ impl StatePublisher {
                 continue;
             };
             n_known += 1;
-            let shown = name.as_deref().and_then(|name| self.snapshot.nodes.get(name));
+            let mut is_same = *known == version;
             // A node's version shows neither the end of an assumption, nor the absence of its plugin, nor other typical requests.
-            let is_same = shown.is_none_or(|node| {
-                let name = name.as_deref().unwrap_or_default();
+            if let Some(name) = name
+                && let Some(node) = self.snapshot.nodes.get(name)
+            {
                 let plugin_is_same =
                     !may_plugins_differ || node.plugin == self.index.read().filter().plugin_problem(name);
-                !node.has_assumed && plugin_is_same && typical_is_same
-            });
-            if *known != version || !is_same {
+                is_same &= !node.has_assumed && plugin_is_same && typical_is_same;
+            }
+            if !is_same {
                 nodes.push((id, version));
             }
         }
@@ -314,8 +315,9 @@ impl StatePublisher {
         next.revision += 1;
         let mut has_changed = false;
         for id in changes.gone {
-            let name = self.rendered.remove(&id).and_then(|(_, name)| name);
-            has_changed |= name.is_some_and(|name| next.remove(&name));
+            if let Some((_, Some(name))) = self.rendered.remove(&id) {
+                has_changed |= next.remove(&name);
+            }
         }
         for (id, version, node) in nodes {
             let shown_as = self.rendered.get(&id).and_then(|(_, name)| name.clone());

@@ -16,9 +16,9 @@ use rustc_hash::FxHashMap;
 use super::memory_use::{Measured, UnknownUse};
 use super::names::{SeenNames, Viewer};
 use super::snapshot::{RenderedNode, StateSnapshot};
-use super::{ReadApi, json, parameter};
+use super::{ReadApi, header_text, json, parameter};
 
-/// Nodes in one piece of the body. Between two pieces the extender's filter requests run.
+/// Nodes in one piece of the body.
 const NODES_PER_PIECE: usize = 16;
 const NO_NODES: &[u8] = b"\"nodes\":[]";
 
@@ -56,10 +56,7 @@ pub(super) async fn state(
         in_use = api.memory_use.measure(api.index(), nodes).await;
     } else {
         let tag = format!("\"{}{}\"", snapshot.id(), viewer.names.tag());
-        let client_tags = headers.get(header::IF_NONE_MATCH);
-        let client_tags = client_tags
-            .and_then(|tags| tags.to_str().ok())
-            .unwrap_or_default();
+        let client_tags = header_text(&headers, header::IF_NONE_MATCH).unwrap_or_default();
         if client_tags.split(',').any(|client_tag| client_tag.trim() == tag) {
             return (StatusCode::NOT_MODIFIED, [(header::ETAG, tag)]).into_response();
         }
@@ -67,6 +64,7 @@ pub(super) async fn state(
     }
     let body = StateBody::new(&api, snapshot, viewer.names, in_use);
     let pieces = stream::unfold(body, async |mut body| {
+        // Lets filter requests of the extender run between two pieces.
         tokio::task::yield_now().await;
         body.next().map(|piece| (Ok::<_, Infallible>(piece), body))
     });

@@ -73,14 +73,14 @@ fn gates(rules: &PodRules) -> Option<String> {
         ),
         _ => ("gates", "controllers to which the gates belong have removed them"),
     };
-    let names = some_names(rules.gates.iter().map(|name| &**name));
+    let names = some_names(rules.gates.iter().map(AsRef::as_ref));
     Some(format!(
         "The pod has the scheduling {gates} {names} (spec.schedulingGates). kube-scheduler tries the pod once the {removal}."
     ))
 }
 
 fn fitting_nodes(survey: &Survey, rules: &PodRules) -> String {
-    let names = some_names(survey.fitting.iter().map(|name| &**name));
+    let names = some_names(survey.fitting.iter().map(AsRef::as_ref));
     let is_one = survey.fitting.len() == 1;
     let takes = if is_one { "takes" } else { "take" };
     if !rules.gates.is_empty() {
@@ -112,7 +112,7 @@ fn sentences_on_missing_resources<'s>(
             most_usable,
             ..
         } = offer;
-        if most_usable.as_ref().is_some_and(|(most, _)| most >= asked) {
+        if matches!(most_usable, Some((most, _)) if most >= asked) {
             continue;
         }
         match most {
@@ -158,7 +158,7 @@ fn nearest_node(survey: &Survey) -> Vec<String> {
     let mut sentences = Vec::new();
     let mut refused = survey.refused.iter();
     let helped_by_ends = refused.find(|refused| refused.fits_when_empty == Some(true));
-    let Some(nearest) = helped_by_ends.or_else(|| survey.refused.first()) else {
+    let Some(nearest) = helped_by_ends.or(survey.refused.first()) else {
         return sentences;
     };
     let is_possible = match &nearest.refusal {

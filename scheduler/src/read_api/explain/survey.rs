@@ -120,9 +120,7 @@ impl Survey {
             }
         }
         // The sort is stable and the names are sorted, so that of equally near nodes the same ones are listed each time.
-        survey
-            .refused
-            .sort_by_key(|refused| (refused.kind, refused.distance));
+        survey.refused.sort_by_key(|node| (node.kind, node.distance));
         survey
     }
 
@@ -186,11 +184,12 @@ impl Survey {
                 continue;
             };
             let fits = device_fits(&index, &refused.name, demand);
-            let detail = words::detail(&index, &refused.name, &refused.refusal, asker, &fits);
-            refused.detail =
-                detail.or_else(|| words::nearest_gpu(&fits, demand.n_gpus()).filter(|_| lacks_room));
+            refused.detail = words::detail(&index, &refused.name, &refused.refusal, asker, &fits);
             if !lacks_room {
                 break;
+            }
+            if refused.detail.is_none() {
+                refused.detail = words::nearest_gpu(&fits, demand.n_gpus());
             }
             let fits_when_empty = fits_on_empty(&index, node, &refused.name, asker.rules, demand);
             refused.fits_when_empty = Some(fits_when_empty);
