@@ -33,14 +33,14 @@ pub(crate) struct Args {
 
 impl Args {
     /// Refuses `--namespace` where the command has no use for it, and flags of evictions without `--evict`.
-    pub(crate) fn check(&self) -> Result<(), clap::Error> {
+    pub(crate) fn check(self) -> Result<Self, clap::Error> {
         let unused = match &self.command {
             Command::Explain { .. }
             | Command::Fits(_)
             | Command::Top {
                 kind: Some(Top::Pods { .. }),
                 ..
-            } => return Ok(()),
+            } => return Ok(self),
             Command::Top { .. } => "top shows nodes, and `kubectl gpushare top pods` the pods of a namespace",
             Command::Doctor | Command::Version => {
                 "the namespace of the installation is that of --gpushare-namespace"
@@ -63,7 +63,7 @@ impl Args {
                 ErrorKind::ArgumentConflict,
                 format!("this command takes no --namespace: {unused}"),
             )),
-            None => Ok(()),
+            None => Ok(self),
         }
     }
 }
@@ -327,21 +327,22 @@ fn user_name(text: &str) -> Result<HeaderValue, String> {
 
 fn bytes(text: &str) -> Result<u64, String> {
     let amount = text.parse::<Quantity>().ok().and_then(Quantity::unsigned);
-    amount.ok_or_else(|| "write bytes as Kubernetes does, such as 40Gi".to_owned())
+    Ok(amount.ok_or("write bytes as Kubernetes does, such as 40Gi")?)
 }
 
 /// Parses a time such as 90s, 5m or 2h.
 fn duration(text: &str) -> Result<Duration, String> {
-    let time = text.parse::<SignedDuration>().ok();
-    let time = time.and_then(|time| Duration::try_from(time).ok());
-    // The scheduler counts whole seconds: 500ms would be no limit at all.
-    let time = time.filter(|time| time.subsec_nanos() == 0);
-    time.ok_or_else(|| "write a number and s, m or h, such as 5m".to_owned())
+    match text.parse::<SignedDuration>().map(Duration::try_from) {
+        // The scheduler counts whole seconds: 500ms would be no limit at all.
+        Ok(Ok(time)) if time.subsec_nanos() == 0 => Ok(time),
+        _ => Err("write a number and s, m or h, such as 5m".to_owned()),
+    }
 }
 
 /// Parses a value of `--add-nodes`.
 fn added_nodes(text: &str) -> Result<(String, u32), String> {
-    let parts = text.split_once('=').filter(|(name, _)| !name.is_empty());
-    let added = parts.and_then(|(name, number)| Some((name.to_owned(), number.parse().ok()?)));
-    added.ok_or_else(|| "write a node, or an instance type, and a number, such as g5.xlarge=3".to_owned())
+    match text.split_once('=').map(|(name, number)| (name, number.parse())) {
+        Some((name, Ok(number))) if !name.is_empty() => Ok((name.to_owned(), number)),
+        _ => Err("write a node, or an instance type, and a number, such as g5.xlarge=3".to_owned()),
+    }
 }

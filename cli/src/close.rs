@@ -35,6 +35,7 @@ async fn check_minors(connection: &ClusterConnection, node: &str, gpus: &[u32]) 
     if gpus.is_empty() {
         return None;
     }
+    // The annotation goes to the API server, so a scheduler that does not answer keeps no GPU open or closed.
     let mut api = ReadApiClient::connect(connection).await.ok()?;
     let state: State = api.get("state").await.ok()?;
     let known = state.nodes.iter().find(|one| one.name == node)?;
@@ -119,6 +120,7 @@ async fn change(
             "there is no node {node:?}; `kubectl get nodes` lists all"
         ))
     };
+    // With other characters the name would make another path.
     if !is_plain(node) {
         return Err(no_such_node());
     }
@@ -129,7 +131,9 @@ async fn change(
         let annotations = object.pointer("/metadata/annotations");
         let annotations = annotations.and_then(|value| serde_json::from_value(value.clone()).ok());
         let closed = changed(ClosedGpus::read(annotations.as_ref())).await?;
-        let value = (!closed.is_empty()).then(|| closed.to_string());
+        // Null, which removes the annotation, if no GPU is closed.
+        let value = (!closed.is_empty()).then_some(closed.to_string());
+        // With the version the API server refuses the patch if another client has changed the Node since.
         let version = field(&object, "/metadata/resourceVersion");
         let annotated =
             json!({"metadata": {"resourceVersion": version, "annotations": {CLOSED_GPUS: value}}});

@@ -15,6 +15,7 @@ use crate::args::ConnectionArgs;
 use crate::failure::{CommandFailure, with_sources};
 
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
+// As large as the pages of kubectl.
 const PAGE_SIZE: u32 = 500;
 
 /// The connection of a command to the cluster, by the kubeconfig and the flags.
@@ -127,9 +128,9 @@ impl ClusterConnection {
             };
             objects.extend(page.items);
             // An API server without more pages leaves the token out, or sends an empty one.
-            match page.metadata.continue_.filter(|token| !token.is_empty()) {
-                Some(token) => params.continue_token = Some(token),
-                None => return Ok(objects),
+            match page.metadata.continue_ {
+                Some(token) if !token.is_empty() => params.continue_token = Some(token),
+                _ => return Ok(objects),
             }
         }
     }

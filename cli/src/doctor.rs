@@ -52,11 +52,10 @@ pub(crate) async fn run(connection: &ClusterConnection, screen: &Screen) -> Comm
     findings.sort_by_key(|finding| Reverse(finding.severity));
     let mut problems = Vec::new();
     // A check that was not made, as the user lacks a right, is no fault of the installation.
-    for finding in findings
-        .iter()
-        .filter(|finding| finding.severity >= Severity::Warning)
-    {
-        problems.push(finding.check.clone());
+    for finding in &findings {
+        if finding.severity >= Severity::Warning {
+            problems.push(finding.check.clone());
+        }
     }
     let is_sound = problems.is_empty();
     screen.show(&findings, problems, |is_wide| render(&findings, screen, is_wide))?;
@@ -101,8 +100,8 @@ pub(crate) async fn replicas(connection: &ClusterConnection) -> Result<Vec<Asked
     let pods = pods.map_err(|failure| failure.to_string())?;
     let mut replicas = Vec::new();
     // All of them, since each process alone knows if it leads, and the objects that its own watches have shown.
-    for pod in pods.iter().filter(|pod| is_ready(pod)) {
-        let name = pod.metadata.name.clone().unwrap_or_default();
+    for pod in pods.into_iter().filter(is_ready) {
+        let name = pod.metadata.name.unwrap_or_default();
         let connected = ReadApiClient::forward(connection, &name).await;
         replicas.push(diagnose(name, connected).await);
     }
@@ -130,13 +129,15 @@ async fn nodes_of_state(connection: &ClusterConnection) -> Result<Vec<proto::rea
 
 fn render(findings: &[Finding], screen: &Screen, is_wide: bool) -> String {
     let mut lines = String::new();
+    let (mut n_ok, mut n_unknown, mut n_warnings, mut n_errors) = (0_u64, 0_u64, 0_u64, 0_u64);
     for finding in findings {
-        let (mark, colour) = match finding.severity {
-            Severity::Ok => ("ok     ", Colour::Green),
-            Severity::Unknown => ("unknown", Colour::Grey),
-            Severity::Warning => ("warning", Colour::Yellow),
-            Severity::Error => ("error  ", Colour::Red),
+        let (mark, colour, n) = match finding.severity {
+            Severity::Ok => ("ok     ", Colour::Green, &mut n_ok),
+            Severity::Unknown => ("unknown", Colour::Grey, &mut n_unknown),
+            Severity::Warning => ("warning", Colour::Yellow, &mut n_warnings),
+            Severity::Error => ("error  ", Colour::Red, &mut n_errors),
         };
+        *n += 1;
         let object = if finding.object.is_empty() {
             String::new()
         } else {
@@ -154,17 +155,11 @@ fn render(findings: &[Finding], screen: &Screen, is_wide: bool) -> String {
             lines += &screen.wrap(9, &format!("         {}\n", finding.remedy));
         }
     }
-    let n = |severity| {
-        findings
-            .iter()
-            .filter(|finding| finding.severity == severity)
-            .count() as u64
-    };
     let parts = [
-        count(n(Severity::Error), "error"),
-        count(n(Severity::Warning), "warning"),
-        format!("{} not checked", n(Severity::Unknown)),
-        format!("{} ok", n(Severity::Ok)),
+        count(n_errors, "error"),
+        count(n_warnings, "warning"),
+        format!("{n_unknown} not checked"),
+        format!("{n_ok} ok"),
     ];
     lines + &parts.join(", ") + "\n"
 }

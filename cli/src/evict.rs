@@ -13,7 +13,7 @@ use std::time::Duration;
 use futures::future::join_all;
 use http::header::CONTENT_TYPE;
 use http::{Request, StatusCode};
-use proto::read_api::{LeftPod, PlanAnswer, PlanRequest, PlannedMove};
+use proto::read_api::{PlanAnswer, PlanRequest, PlannedMove};
 use proto::record::GPU_MINORS;
 use serde_json::{Value, json};
 use tokio::sync::watch;
@@ -128,11 +128,12 @@ impl Progress {
         let may_move = |one: &&PlannedMove| !self.stay.contains(&one.uid);
         let mut moves = plan.moves.iter().filter(may_move).peekable();
         let Some(next) = moves.peek() else {
-            let sentence = |one: &LeftPod| format!("pod {} stays: {}", one.display_name(), one.reason);
-            return match waits_for.map(sentence) {
+            return match waits_for {
                 _ if plan.reached && !empties => Next::Reached,
                 // A plan counts GPUs as empty on which a budget keeps pods for now. It has room once the last successor is ready.
-                Some(reason) if self.n_moved < self.max_moves => Next::Wait(reason),
+                Some(one) if self.n_moved < self.max_moves => {
+                    Next::Wait(format!("pod {} stays: {}", one.display_name(), one.reason))
+                }
                 None if plan.reached => Next::Reached,
                 _ if self.n_moved >= self.max_moves => Next::Stop("--max-moves allows no more".to_owned()),
                 _ => Next::Stop("no further move helps, and the goal is not reached".to_owned()),
@@ -183,8 +184,9 @@ impl Eviction<'_> {
         if plan.moves.is_empty() && to_close.is_none() {
             return Ok(ExitCode::from(if plan.reached { 0 } else { NOT_REACHED }));
         }
-        let mut waiting = plan.left.iter().filter(|one| to_close.is_some() && one.temporary);
-        if waiting.any(|one| one.name.is_empty()) || plan.moves.iter().any(|one| one.name.is_empty()) {
+        let mut left = plan.left.iter();
+        let hides_left = to_close.is_some() && left.any(|one| one.temporary && one.name.is_empty());
+        if hides_left || plan.moves.iter().any(|one| one.name.is_empty()) {
             return Err(CommandFailure::Refused(
                 "the names of some pods are hidden from you: --evict takes the right to list them".to_owned(),
             ));
@@ -196,18 +198,22 @@ impl Eviction<'_> {
         }
         let mut closed = None;
         if let Some((node, gpus)) = to_close {
+            // Before the first eviction, so that no successor is placed on the GPUs that are to be empty.
             let closing = close::add(self.connection, node, gpus).await;
-            let gpus = closing.inspect_err(|failure| {
-                if failure.is_temporary() {
-                    let (which, opening) = (close::which(gpus), close::opening(node, gpus));
-                    screen.complain(&format!(
-                        "{which} of node {node} may be closed: `{opening}` opens them"
-                    ));
-                }
-            })?;
+            // Without an answer the API server may have written the annotation all the same.
+            if let Err(failure) = &closing
+                && failure.is_temporary()
+            {
+                let (which, opening) = (close::which(gpus), close::opening(node, gpus));
+                screen.complain(&format!(
+                    "{which} of node {node} may be closed: `{opening}` opens them"
+                ));
+            }
+            let gpus = closing?;
             screen.complain(&close::closing(node, &gpus));
             closed = Some((node, gpus));
         }
+        // From here on Ctrl-C does not end the process, which has to name the pods that it may have evicted.
         self.interrupted = interrupted();
         let ended = self.make_moves(&mut progress).await;
         if let Some((node, gpus)) = closed {
@@ -229,7 +235,8 @@ impl Eviction<'_> {
             Err(_) => (format!("stopped after {moved} by a failure"), NOT_REACHED),
         };
         screen.complain(&text);
-        ended.map(|_| ExitCode::from(code))
+        ended?;
+        Ok(ExitCode::from(code))
     }
 
     /// The reason that the command makes no move of the first plan; `None` if it makes them.
@@ -314,7 +321,9 @@ impl Eviction<'_> {
                 Next::Evict(moves) => moves,
             };
             // The plan is stale if it moves a pod that is evicted already: the scheduler has not seen the end of the pod yet.
-            if let Some(stale) = moves.first().filter(|one| progress.evicted.contains(&one.uid)) {
+            if let Some(stale) = moves.first()
+                && progress.evicted.contains(&stale.uid)
+            {
                 n_stale += 1;
                 if n_stale > MAX_STALE {
                     let name = stale.display_name();
@@ -387,6 +396,7 @@ impl Eviction<'_> {
                         self.screen.complain(&left);
                         progress.stay.insert(uid);
                     } else {
+                        // A plan for free memory needs all its moves.
                         reasons.push(left);
                     }
                 }
@@ -438,6 +448,7 @@ impl Eviction<'_> {
 
     async fn controller_of(&self, one: &PlannedMove) -> Result<String, Unmoved> {
         let object = self.staying(one).await?.ok_or(Unmoved::Gone)?;
+        // Without a controller no other pod would come in the place of this one.
         let Some(owner) = controller(&object) else {
             let name = one.display_name();
             return Err(Unmoved::Stopped(format!("pod {name} has no controller any more")));
@@ -482,11 +493,14 @@ impl Eviction<'_> {
                 }
                 Ok(pods) => pods,
             };
-            let is_gone = pods.iter().all(|pod| field(pod, "/metadata/uid") != one.uid);
-            let mut successors = pods
-                .iter()
-                .filter(|pod| !known.contains(field(pod, "/metadata/uid")));
-            let placed = successors.find(|pod| !field(pod, "/spec/nodeName").is_empty());
+            let (mut is_gone, mut placed) = (true, None);
+            for pod in &pods {
+                let uid = field(pod, "/metadata/uid");
+                is_gone &= uid != one.uid;
+                if placed.is_none() && !known.contains(uid) && !field(pod, "/spec/nodeName").is_empty() {
+                    placed = Some(pod);
+                }
+            }
             if let (true, Some(successor)) = (is_gone, placed) {
                 let node = field(successor, "/spec/nodeName");
                 let expected = if node == one.to {
@@ -552,6 +566,7 @@ impl Eviction<'_> {
             let is_over = *self.interrupted.borrow() || Instant::now() >= deadline;
             match created {
                 Ok(Some(_)) => return Ok(()),
+                // An earlier request, which got no answer, has evicted it.
                 Ok(None) if may_be_evicted => return Ok(()),
                 Ok(None) => return Err(Unmoved::Gone),
                 // The pod has changed, or another one has its name by now.
@@ -568,6 +583,7 @@ impl Eviction<'_> {
                         Err(failure) => return Err(failure.into()),
                     }
                 }
+                // The answer of the API server where a disruption budget has no room.
                 Err(CommandFailure::Api { code, .. })
                     if code == StatusCode::TOO_MANY_REQUESTS && !is_alone =>
                 {
@@ -583,6 +599,7 @@ impl Eviction<'_> {
                 }
                 Err(failure) => {
                     may_be_evicted |= !is_dry && failure.is_temporary();
+                    // The dry run had the right to evict, so a refusal of it now may pass.
                     let may_pass = failure.is_temporary() || (!is_dry && failure.may_pass());
                     if may_pass && !is_over {
                         sleep(LOOK_PAUSE).await;

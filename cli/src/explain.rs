@@ -36,8 +36,7 @@ pub(crate) async fn run(
     };
     let name = format!("pod/{}", explanation.name);
     screen.show(&explanation, [name], |_| render(&explanation, screen, all))?;
-    let group = explanation.group.as_ref();
-    let is_refused = group.is_some_and(|group| group.refused.is_some());
+    let is_refused = matches!(&explanation.group, Some(ExplainedGroup { refused: Some(_), .. }));
     Ok(code_of_answer(
         // Yes also for a pod that has room and waits: it waits for kube-scheduler, not for devices.
         explanation.node.is_some() || (explanation.fitting > 0 && !is_refused),
@@ -279,19 +278,10 @@ fn table(verdicts: &[NodeVerdict], all: bool) -> TextTable {
         text("VERDICT", 0),
     ]);
     for verdict in verdicts {
-        let node_row = |answer: Cell| {
-            [
-                verdict.node.as_str().into(),
-                "".into(),
-                "".into(),
-                "".into(),
-                answer,
-            ]
-        };
         // The node's own refusal comes first: it decides, whatever room the GPUs have.
         if node_refuses(verdict) || (!verdict.fits && verdict.gpus.is_empty()) {
             let detail = verdict.detail.as_deref().unwrap_or(&verdict.reason);
-            table.push(node_row(detail.into()));
+            table.push(node_row(verdict, detail.into()));
         }
         for gpu in shown_gpus(verdict, all) {
             let lacks = if gpu.lacks.is_empty() {
@@ -312,10 +302,16 @@ fn table(verdicts: &[NodeVerdict], all: bool) -> TextTable {
             ]);
         }
         if verdict.fits && verdict.gpus.is_empty() {
-            table.push(node_row(Cell::coloured("takes it", Colour::Green)));
+            table.push(node_row(verdict, Cell::coloured("takes it", Colour::Green)));
         }
     }
     table
+}
+
+/// A row about the node itself, without a GPU and amounts.
+fn node_row(verdict: &NodeVerdict, answer: Cell) -> [Cell; 5] {
+    let node = verdict.node.as_str();
+    [node.into(), "".into(), "".into(), "".into(), answer]
 }
 
 #[cfg(test)]

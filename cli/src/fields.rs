@@ -30,8 +30,8 @@ pub(crate) fn annotation<'a>(object: &'a Value, key: &str) -> &'a str {
 
 /// The text under a key of the map at a pointer. Keys of labels have slashes, which a pointer would take for levels.
 fn entry<'a>(object: &'a Value, map: &str, key: &str) -> &'a str {
-    let map = object.pointer(map);
-    map.and_then(|map| map.get(key)?.as_str()).unwrap_or_default()
+    let map = object.pointer(map).unwrap_or(&Value::Null);
+    map.get(key).and_then(Value::as_str).unwrap_or_default()
 }
 
 pub(crate) fn array<'a>(object: &'a Value, pointer: &str) -> &'a [Value] {
@@ -74,8 +74,8 @@ pub(crate) fn image_tag(image: &str) -> Option<&str> {
     (!tag.contains('/')).then_some(tag)
 }
 
-pub(crate) fn is_named(name: &str, objects: &[Value]) -> bool {
-    objects.iter().any(|object| self::name(object) == name)
+pub(crate) fn named<'a>(name: &str, objects: &'a [Value]) -> Option<&'a Value> {
+    objects.iter().find(|object| self::name(object) == name)
 }
 
 /// The condition of the type `kind` in the list of conditions at the JSON pointer `conditions`.
@@ -85,5 +85,5 @@ pub(crate) fn condition<'a>(object: &'a Value, conditions: &str, kind: &str) -> 
 }
 
 pub(crate) fn has_condition(object: &Value, conditions: &str, kind: &str) -> bool {
-    condition(object, conditions, kind).is_some_and(|condition| text(condition, "/status") == "True")
+    matches!(condition(object, conditions, kind), Some(found) if text(found, "/status") == "True")
 }

@@ -76,30 +76,27 @@ pub(crate) async fn run(connection: &ClusterConnection, screen: &Screen, args: &
         check_domain(args.domain, &answer)?;
         answers.push(AskedPods { of: pods.of, answer });
     }
-    let placements = answers.iter().flat_map(|asked| &asked.answer.placements);
-    let names = placements.map(|placement| format!("node/{}", placement.node));
-    screen.show(&answers, names, |_| {
-        let texts: Vec<String> = answers
-            .iter()
-            .map(|asked| render(&asked.of, &asked.answer, screen))
-            .collect();
-        texts.join("\n")
-    })?;
-    let all_fit = answers
-        .iter()
-        .all(|AskedPods { answer, .. }| answer.invalid.is_none() && answer.fitting == answer.replicas);
+    let (mut names, mut texts, mut all_fit) = (Vec::new(), Vec::new(), true);
+    for AskedPods { of, answer } in &answers {
+        for placement in &answer.placements {
+            names.push(format!("node/{}", placement.node));
+        }
+        texts.push(render(of, answer, screen));
+        all_fit &= answer.invalid.is_none() && answer.fitting == answer.replicas;
+    }
+    screen.show(&answers, names, |_| texts.join("\n"))?;
     Ok(code_of_answer(all_fit))
 }
 
 /// Refuses an answer that is not about the domain of the flag: a scheduler of an older version does not read it.
 fn check_domain(asked: Option<GroupDomain>, answer: &FitAnswer) -> Result<(), CommandFailure> {
-    // An invalid request may be refused before its domain is read.
-    if answer.invalid.is_some() || asked.is_none_or(|asked| asked == answer.domain) {
-        return Ok(());
+    match asked {
+        // An invalid request may be refused before its domain is read.
+        Some(domain) if answer.invalid.is_none() && domain != answer.domain => Err(CommandFailure::Refused(
+            "this scheduler is older than the command, and does not know --domain".to_owned(),
+        )),
+        _ => Ok(()),
     }
-    Err(CommandFailure::Refused(
-        "this scheduler is older than the command, and does not know --domain".to_owned(),
-    ))
 }
 
 fn read(path: &Path) -> Result<String, CommandFailure> {
@@ -116,12 +113,13 @@ fn files_of(folder: &Path) -> Result<Vec<PathBuf>, CommandFailure> {
     let mut files = Vec::new();
     for entry in std::fs::read_dir(folder).map_err(cannot_read)? {
         let path = entry.map_err(cannot_read)?.path();
-        let extension = path.extension().unwrap_or_default();
+        let extension = path.extension().unwrap_or_default().to_str();
         // The extensions that kubectl reads; folders in the folder are left out, as kubectl does without -R.
-        if ["yaml", "yml", "json"].iter().any(|known| extension == *known) && path.is_file() {
+        if matches!(extension, Some("yaml" | "yml" | "json")) && path.is_file() {
             files.push(path);
         }
     }
+    // File systems list a folder in any order.
     files.sort_unstable();
     Ok(files)
 }
@@ -179,8 +177,9 @@ impl Manifest {
                 let of = format!("{file}: {}", pods.of);
                 all.pods.push(ManifestPods { of, ..pods });
             }
-            all.others
-                .extend(found.others.iter().map(|other| format!("{file}: {other}")));
+            for other in &found.others {
+                all.others.push(format!("{file}: {other}"));
+            }
         }
         Ok(all)
     }
@@ -229,7 +228,7 @@ impl Manifest {
             of,
             pod,
             // A StatefulSet without the field has one pod, and a DaemonSet one on each node, of which one is tried.
-            replicas: replicas.map_or(1, |n| u32::try_from(n).unwrap_or(MAX_REPLICAS)),
+            replicas: u32::try_from(replicas.unwrap_or(1)).unwrap_or(MAX_REPLICAS),
         });
         Ok(())
     }
@@ -269,11 +268,13 @@ fn render(of: &str, answer: &FitAnswer, screen: &Screen) -> String {
     if !answer.placements.is_empty() {
         let mut table = TextTable::new([text("NODE", 0), number("PODS", 0), text("GPUS", 1)]);
         for placement in &answer.placements {
-            let gpus = placement.gpus.iter().map(|(minor, pods)| match pods {
-                1 => minor.to_string(),
-                pods => format!("{minor} ({pods})"),
-            });
-            let gpus: Vec<String> = gpus.collect();
+            let mut gpus = Vec::new();
+            for (minor, pods) in &placement.gpus {
+                gpus.push(match pods {
+                    1 => minor.to_string(),
+                    pods => format!("{minor} ({pods})"),
+                });
+            }
             table.push([
                 placement.node.as_str().into(),
                 placement.pods.to_string().into(),

@@ -53,11 +53,6 @@ pub(crate) fn joined(numbers: &[u32], separator: &str) -> String {
 /// A GPU's memory as a bar: a piece for each pod, then stranded or free memory.
 pub(crate) fn bar(gpu: &Gpu, screen: &Screen) -> String {
     let total = gpu.memory.total.max(1);
-    // Sums are rounded down, not each pod's memory, so that the pieces of many small pods are as long as their sum.
-    let end_of = |bytes: u64| {
-        let columns = u128::from(bytes) * BAR_WIDTH as u128 / u128::from(total);
-        usize::try_from(columns).unwrap_or(BAR_WIDTH).min(BAR_WIDTH)
-    };
     let (pieces, stranded, free) = if screen.has_blocks {
         (["█", "▓"], "░", "·")
     } else {
@@ -69,8 +64,11 @@ pub(crate) fn bar(gpu: &Gpu, screen: &Screen) -> String {
     let looks = pieces.into_iter().cycle().zip(POD_COLOURS.into_iter().cycle());
     for (holder, (piece, colour)) in gpu.holders.iter().zip(looks) {
         held = held.saturating_add(holder.memory);
+        // Sums are rounded down, not each pod's memory, so that the pieces of many small pods are as long as their sum.
+        let rounded = u128::from(held) * BAR_WIDTH as u128 / u128::from(total);
+        let rounded = usize::try_from(rounded).unwrap_or(BAR_WIDTH).min(BAR_WIDTH);
         // A pod whose share rounds to nothing still gets a column, as long as there are any.
-        let end = end_of(held).max((column + 1).min(BAR_WIDTH));
+        let end = rounded.max((column + 1).min(BAR_WIDTH));
         drawn += &screen.paint(colour, &piece.repeat(end - column));
         column = end;
     }

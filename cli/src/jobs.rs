@@ -10,6 +10,7 @@ use crate::failure::CommandFailure;
 use crate::fields::{controller, text as field};
 use crate::pod_path::pod_path;
 
+// Kubernetes' own default of `spec.backoffLimit`.
 const DEFAULT_BACK_OFF_LIMIT: u64 = 6;
 
 /// The reasons for which pods of these moves must not be evicted, by UID. Pods whose names are hidden cannot be read.
@@ -39,7 +40,8 @@ pub(crate) async fn obstacle(
     let name = field(owner, "/name");
     let path = format!("/apis/batch/v1/namespaces/{}/jobs/{name}", one.namespace);
     match connection.get("read the Job", &path).await {
-        Ok(Some(job)) => Ok(at_back_off_limit(&job).then(|| format!("Job {name} is at its back-off limit"))),
+        Ok(Some(job)) if at_back_off_limit(&job) => Ok(Some(format!("Job {name} is at its back-off limit"))),
+        Ok(Some(_)) => Ok(None),
         Ok(None) => Ok(Some(format!("there is no Job {name}"))),
         Err(failure) if failure.is_temporary() => Err(failure),
         Err(failure) => Ok(Some(format!("its Job cannot be read: {failure}"))),
@@ -50,6 +52,7 @@ pub(crate) async fn obstacle(
 fn at_back_off_limit(job: &Value) -> bool {
     let number = |path| job.pointer(path).and_then(Value::as_u64);
     let failed = number("/status/failed").unwrap_or(0);
+    // The status of a Job does not have the number of failed pods of each index.
     let has_limit_per_index = number("/spec/backoffLimitPerIndex").is_some();
     has_limit_per_index || failed >= number("/spec/backoffLimit").unwrap_or(DEFAULT_BACK_OFF_LIMIT)
 }

@@ -49,8 +49,7 @@ use output::Screen;
 /// Runs the command of this process's arguments; the exit code is 0 for success or yes, 1 for a failure, 2 for no or for a node
 /// or GPUs that do not exist, 3 for a plan that does not reach its goal, and 130 after Ctrl-C.
 pub async fn run() -> ExitCode {
-    let parsed = Args::try_parse().and_then(|args| args.check().map(|()| args));
-    let args = match parsed {
+    let args = match Args::try_parse().and_then(Args::check) {
         Ok(args) => args,
         Err(error) => {
             // Help goes to standard output, a usage error to standard error; 2 would mean the answer no.

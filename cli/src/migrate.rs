@@ -92,11 +92,8 @@ fn render_stages(stages: &[NodeStage], screen: &Screen) -> String {
 /// The stage of a node, by gpushare's label and the resources in its capacity; `None` if it has neither.
 fn stage_of(node: &Value, pods: usize) -> Option<NodeStage> {
     let capacity = node.pointer("/status/capacity").unwrap_or(&Value::Null);
-    let has = |resource: &str| {
-        let amount = capacity.get(resource).and_then(Value::as_str);
-        // kubelet keeps the resource of a plugin that is gone, with the capacity 0.
-        amount.is_some_and(|amount| amount != "0")
-    };
+    // kubelet keeps the resource of a plugin that is gone, with the capacity 0.
+    let has = |resource: &str| !matches!(capacity.get(resource).and_then(Value::as_str), None | Some("0"));
     let label = label(node, NODE_LABEL);
     let is_labelled = label == "true";
     // The old gpushare plugin serves memory units alone, and none of these two.
@@ -148,14 +145,12 @@ pub(crate) async fn autoscaler_hints(
     screen: &Screen,
     name: &str,
 ) -> CommandResult {
-    let node = connection
-        .get(&format!("read node {name}"), &format!("/api/v1/nodes/{name}"))
-        .await?;
-    let node = node.ok_or_else(|| {
-        CommandFailure::Input(format!(
+    let action = format!("read node {name}");
+    let Some(node) = connection.get(&action, &format!("/api/v1/nodes/{name}")).await? else {
+        return Err(CommandFailure::Input(format!(
             "there is no node {name:?}; `kubectl get nodes` lists all"
-        ))
-    })?;
+        )));
+    };
     let resources = picked(&node, "/status/capacity", &RESOURCES);
     let mut labels = picked(&node, "/metadata/labels", &LABELS);
     // The plugin labels the Device object alone with the enforcement level; of a node that an autoscaler may create the scheduler
@@ -187,10 +182,12 @@ pub(crate) async fn autoscaler_hints(
 
 /// The texts under these keys of the map at a JSON pointer in an object; keys that the map lacks are left out.
 fn picked(object: &Value, pointer: &str, keys: &[&str]) -> ValuesByKey {
+    let map = object.pointer(pointer).unwrap_or(&Value::Null);
     let mut picked = ValuesByKey::new();
     for key in keys {
-        let value = object.pointer(pointer).and_then(|map| map.get(key)?.as_str());
-        picked.extend(value.map(|value| ((*key).to_owned(), value.to_owned())));
+        if let Some(value) = map.get(key).and_then(Value::as_str) {
+            picked.insert((*key).to_owned(), value.to_owned());
+        }
     }
     picked
 }

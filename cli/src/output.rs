@@ -292,10 +292,7 @@ impl TextTable {
         let empty = Cell::default();
         self.rows.sort_by(|one, other| {
             let (one, other) = (one.get(idx).unwrap_or(&empty), other.get(idx).unwrap_or(&empty));
-            other
-                .amount
-                .cmp(&one.amount)
-                .then_with(|| one.text.cmp(&other.text))
+            (other.amount, &one.text).cmp(&(one.amount, &other.text))
         });
         Ok(())
     }
@@ -366,10 +363,10 @@ impl TextTable {
         }
         let mut total = widths.iter().sum::<usize>() + GAP.len() * widths.len().saturating_sub(1);
         while total > limit {
-            let rank = |idx: &usize| self.columns.get(*idx).map_or(0, |column| column.rank);
-            let ranked = shown.iter().copied().filter(|idx| rank(idx) > 0);
+            let columns = self.columns.iter().enumerate();
+            let ranked = columns.filter(|(idx, column)| column.rank > 0 && shown.contains(idx));
             // If all columns that are left have rank 0, the terminal wraps their lines.
-            let Some(left_out) = ranked.max_by_key(rank) else {
+            let Some((left_out, _)) = ranked.max_by_key(|(_, column)| column.rank) else {
                 break;
             };
             shown.retain(|idx| *idx != left_out);

@@ -146,7 +146,6 @@ fn drawn(title: &str, text: &str) -> String {
 
 /// Draws blocks as rectangles, since fonts differ in their width, and words at their own column.
 fn draw_run(svg: &mut String, (column, top): (usize, usize), class: &str, run: &str) {
-    let x = |column: usize| MARGIN + column * COLUMN_WIDTH;
     let class = if class.is_empty() {
         String::new()
     } else {
@@ -159,7 +158,7 @@ fn draw_run(svg: &mut String, (column, top): (usize, usize), class: &str, run: &
             _ => "0.3",
         };
         let width = run.chars().count() * COLUMN_WIDTH;
-        let (x, y) = (x(column), top + 2);
+        let (x, y) = (MARGIN + column * COLUMN_WIDTH, top + 2);
         *svg += &format!(
             "<rect{class} x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"15\" fill-opacity=\"{opacity}\"/>\n"
         );
@@ -170,7 +169,7 @@ fn draw_run(svg: &mut String, (column, top): (usize, usize), class: &str, run: &
         let shown = word.trim_end();
         if !shown.is_empty() {
             let (length, escaped) = (shown.chars().count() * COLUMN_WIDTH, escaped(shown));
-            let (x, y) = (x(at), top + 14);
+            let (x, y) = (MARGIN + at * COLUMN_WIDTH, top + 14);
             *svg += &format!("<text{class} x=\"{x}\" y=\"{y}\" textLength=\"{length}\">{escaped}</text>\n");
         }
         at += word.chars().count();

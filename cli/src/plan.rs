@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::process::ExitCode;
 
 use k8s_openapi::api::core::v1::Node;
-use proto::read_api::{LeftPod, PlanAnswer, PlanGoal, PlanLimits, PlanRequest, PlannedMove, PodVolumes};
+use proto::read_api::{LeftPod, PlanAnswer, PlanGoal, PlanLimits, PlanRequest, PodVolumes};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -52,6 +52,7 @@ pub(crate) async fn run(connection: &ClusterConnection, screen: &Screen, args: &
         request,
         planned_at,
         of_jobs,
+        // Replaced before the first move: until then Ctrl-C ends the process.
         interrupted: watch::channel(false).1,
     };
     eviction.run(answer).await
@@ -114,16 +115,17 @@ pub(crate) async fn ask(
 /// Lists the pods that have a reason by UID among those that stay. Other pods can leave the node or GPUs of a goal all the same,
 /// so only these moves are taken out; a plan for free memory needs all its moves, so it does not reach its goal.
 fn leave(goal: &PlannedGoal, answer: &mut PlanAnswer, reasons: &BTreeMap<String, String>) {
-    let to_stay = |one: &PlannedMove| {
-        Some(LeftPod {
-            namespace: one.namespace.clone(),
-            name: one.name.clone(),
-            uid: one.uid.clone(),
-            reason: reasons.get(&one.uid)?.clone(),
-            ..LeftPod::default()
-        })
-    };
-    answer.left.extend(answer.moves.iter().filter_map(to_stay));
+    for one in &answer.moves {
+        if let Some(reason) = reasons.get(&one.uid) {
+            answer.left.push(LeftPod {
+                namespace: one.namespace.clone(),
+                name: one.name.clone(),
+                uid: one.uid.clone(),
+                reason: reason.clone(),
+                ..LeftPod::default()
+            });
+        }
+    }
     if node_and_gpus(goal).is_some() {
         answer.moves.retain(|one| !reasons.contains_key(&one.uid));
     } else {
@@ -154,6 +156,7 @@ async fn goal(connection: &ClusterConnection, asked: &PlannedGoal) -> Result<Pla
 /// The names of the nodes that a label selector selects.
 async fn nodes_with(connection: &ClusterConnection, selector: &str) -> Result<Vec<String>, CommandFailure> {
     let nodes = match connection.list::<Node>(None, Some(selector)).await {
+        // The API server's answer to a selector that does not parse.
         Err(CommandFailure::Api {
             code: 400, reason, ..
         }) => {
@@ -254,7 +257,7 @@ fn render(goal: &PlannedGoal, max_moves: usize, answer: &PlanAnswer, screen: &Sc
 
 #[cfg(test)]
 mod tests {
-    use proto::read_api::PlanPrice;
+    use proto::read_api::{PlanPrice, PlannedMove};
 
     use super::*;
 

@@ -126,6 +126,7 @@ impl ReadApiClient {
         }
         let status = response.status();
         let body = response.into_body().collect().await;
+        // The status of an answer that breaks off still says which failure it is.
         let body = body.map(Collected::to_bytes).unwrap_or_default();
         let text = String::from_utf8_lossy(&body).trim().to_owned();
         let at = self.at.clone();

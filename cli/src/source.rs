@@ -85,6 +85,7 @@ impl AnswerSource {
             Self::Scheduler(api) => api.post("plan", request).await,
             Self::Objects(index) => {
                 let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+                // This command is the only client: it does not leave, and no other has to be given way.
                 read_api::plan(index, request, now.as_secs(), &|| false, || {})
                     .map_err(|error| CommandFailure::Refused(error.to_string()))
             }

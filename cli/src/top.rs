@@ -189,12 +189,15 @@ pub(crate) fn nodes(nodes: &[Node], _: &Screen, is_wide: bool) -> TextTable {
     // A node may be part of the state for its problems alone, which stand below the table.
     for node in nodes.iter().filter(|node| !node.gpus.is_empty()) {
         let totals = Totals::of_node(node);
-        // GPU by GPU: the memory that an overcommitted one lacks is not taken from the others.
-        let open = node.gpus.iter().filter(|gpu| gpu.healthy && !gpu.closed);
-        let free: u64 = open.map(|gpu| gpu.memory.free()).sum();
-        let holders = node.gpus.iter().flat_map(|gpu| &gpu.holders);
-        // A set, because a pod on several GPUs holds a part of each.
-        let pods: BTreeSet<&str> = holders.map(|holder| holder.uid.as_str()).collect();
+        let (mut free, mut pods) = (0, BTreeSet::new());
+        for gpu in &node.gpus {
+            // GPU by GPU: the memory that an overcommitted one lacks is not taken from the others.
+            if gpu.healthy && !gpu.closed {
+                free += gpu.memory.free();
+            }
+            // A set, because a pod on several GPUs holds a part of each.
+            pods.extend(gpu.holders.iter().map(|holder| holder.uid.as_str()));
+        }
         let used = node.gpus.iter().map(|gpu| gpu.used).sum::<Option<u64>>();
         has_used |= used.is_some();
         table.push([
@@ -204,6 +207,7 @@ pub(crate) fn nodes(nodes: &[Node], _: &Screen, is_wide: bool) -> TextTable {
             memory_cell(totals.memory.allocated),
             Cell::percent(percent(totals.memory.allocated, totals.memory.total)),
             match node.plugin {
+                // No new pod gets free memory of a node whose device plugin is away.
                 Some(_) => "-".into(),
                 None => memory_cell(free),
             },

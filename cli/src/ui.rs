@@ -68,6 +68,7 @@ async fn forward_browser(
     mut browser: TcpStream,
 ) -> Result<(), CommandFailure> {
     if let Some(address) = &connection.args.read_api {
+        // A connection that cannot be forwarded just ends, and the page makes another.
         if let Ok(mut stream) = TcpStream::connect(address).await {
             let _ = copy_bidirectional(&mut browser, &mut stream).await;
         }

@@ -80,6 +80,7 @@ impl Versions {
             ));
         }
         for spec in pods.into_iter().filter_map(|pod| pod.spec) {
+            // The plugin is the first container of its pods.
             let mut images = spec.containers.iter().filter_map(|one| one.image.as_deref());
             let tag = images.next().and_then(image_tag).unwrap_or("image without a tag");
             *self.device_plugin.entry(tag.to_owned()).or_default() += 1;

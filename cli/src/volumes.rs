@@ -37,6 +37,7 @@ async fn of_pod<'p>(
 ) -> Option<Vec<NodeSelector>> {
     let LeftPod { namespace, name, .. } = pod;
     let object = read(connection, &format!("namespaces/{namespace}/pods/{name}")).await?;
+    // Another pod has the name by now.
     if field(&object, "/metadata/uid") != pod.uid {
         return None;
     }
@@ -50,6 +51,7 @@ async fn of_pod<'p>(
         let claim = read(connection, &path).await?;
         let name = field(&claim, "/spec/volumeName");
         let volume = read(connection, &format!("persistentvolumes/{name}")).await?;
+        // The volume would have to stay on the node of another pod that uses it.
         if !is_for_many_nodes(&volume) {
             if !pods.contains_key(namespace.as_str()) {
                 let path = format!("/api/v1/namespaces/{namespace}/pods");

@@ -70,6 +70,7 @@ impl Connection {
         // The limit ends with the head of an answer, since a watch may be silent for long after that.
         let builder = builder.with_layer(&TimeoutLayer::new(ANSWER_LIMIT));
         let observe = move |result: Result<Response<_>, BoxError>| observer.observe(result);
+        // Around the time limit, so that a request beyond it counts as one without an answer.
         let client = builder.with_layer(&MapResultLayer::new(observe)).build();
         Ok(Self { client, contact })
     }
@@ -87,8 +88,7 @@ impl Contact {
             StatusCode::SERVICE_UNAVAILABLE,
             StatusCode::GATEWAY_TIMEOUT,
         ];
-        let response = result.as_ref();
-        self.note(response.is_ok_and(|response| !NO_SERVER.contains(&response.status())));
+        self.note(matches!(&result, Ok(response) if !NO_SERVER.contains(&response.status())));
         result
     }
 
@@ -190,7 +190,7 @@ pub fn one_line(error: &(dyn Error + 'static)) -> String {
 
 fn status<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a Status> {
     let status = error.downcast_ref::<Status>();
-    status.or_else(|| error.downcast_ref::<Box<Status>>().map(|boxed| &**boxed))
+    status.or_else(|| error.downcast_ref::<Box<Status>>().map(Box::as_ref))
 }
 
 #[cfg(test)]

@@ -302,6 +302,7 @@ fn rfc3339(at: DateTime<Utc>) -> String {
 
 fn may_pass(error: &kube::Error) -> bool {
     match error {
+        // The API server is busy, starts, or has lost etcd.
         kube::Error::Api(status) => status.code == 429 || status.code >= 500,
         // The object itself is wrong, so a further request would fail too.
         kube::Error::SerdeError(_) => false,

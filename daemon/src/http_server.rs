@@ -196,11 +196,11 @@ impl ConnectionSettings {
         if let Err(error) = stream.set_nodelay(true) {
             debug!(%error, "cannot set TCP_NODELAY");
         }
-        let settings = self.tls.as_ref().map(|tls| Arc::clone(&tls.borrow()));
-        let Some(acceptor) = settings.map(TlsAcceptor::from) else {
+        let Some(tls) = &self.tls else {
             let client = marks(address, None);
             return self.serve_http1(stream, client, conversation, watcher).await;
         };
+        let acceptor = TlsAcceptor::from(Arc::clone(&tls.borrow()));
         match tokio::time::timeout(self.read_timeout, acceptor.accept(stream)).await {
             Ok(Ok(stream)) => {
                 conversation.note_handshake();

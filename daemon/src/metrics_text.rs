@@ -102,6 +102,7 @@ impl PiecedText {
         let sent = self.complete.send(piece.into());
         match self.runtime.block_on(timeout_at(self.deadline, sent)) {
             Ok(Ok(())) => Ok(()),
+            // The client is gone, or reads too slowly.
             Ok(Err(_)) | Err(_) => Err(fmt::Error),
         }
     }

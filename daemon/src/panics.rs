@@ -25,6 +25,7 @@ pub fn end_at_panics() {
 }
 
 fn log(panic: &PanicHookInfo<'_>) {
+    // Empty for a thread that runs no named task.
     let task = NAME.try_with(|name| *name).unwrap_or_default();
     let thread = std::thread::current();
     let payload = panic.payload();

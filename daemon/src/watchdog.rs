@@ -119,6 +119,7 @@ fn abort(hung: &'static str, limit: Duration) {
     };
     let thread = thread::Builder::new().name("watchdog-log".to_owned());
     if thread.spawn(log).is_ok() {
+        // The process ends whether the line is written or the log hangs.
         let _ = is_logged.recv_timeout(LOG_TIMEOUT);
     }
     std::process::abort();

@@ -20,7 +20,8 @@ const VERSION: u8 = 0xa0;
 pub fn not_after(certificate: &[u8]) -> Option<SystemTime> {
     let (validity, _) = element(validity_and_rest(certificate)?, SEQUENCE)?;
     let (_, rest) = time(validity)?;
-    time(rest).map(|(time, _)| time)
+    let (end, _) = time(rest)?;
+    Some(end)
 }
 
 /// The common name of the subject of a certificate (DER); `None` if it has none, or the bytes are no certificate.
@@ -71,9 +72,10 @@ fn length(bytes: &[u8]) -> Option<(usize, &[u8])> {
     if digits.is_empty() || digits.len() > 4 {
         return None;
     }
-    let length = digits
-        .iter()
-        .fold(0, |length, digit| length << 8 | usize::from(*digit));
+    let mut length = 0;
+    for digit in digits {
+        length = length << 8 | usize::from(*digit);
+    }
     Some((length, rest))
 }
 

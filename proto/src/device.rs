@@ -285,7 +285,7 @@ fn without_defaults(schema: &mut Schema) {
     };
     for field in properties.values_mut().filter_map(Value::as_object_mut) {
         // The default of `health` stays, as Koordinator's schema has it: a boolean that is left out is false there too.
-        if field.get("default").is_some_and(|default| !default.is_boolean()) {
+        if matches!(field.get("default"), Some(default) if !default.is_boolean()) {
             field.remove("default");
         }
     }

@@ -236,10 +236,11 @@ pub fn depends_on_other_pods(request: &[u8], pod: &Pod) -> Result<bool, serde_js
     let request: Request = serde_json::from_slice(request)?;
     let spec = request.pod.get("spec").unwrap_or(&Value::Null);
     for container in list(spec, "containers").chain(list(spec, "initContainers")) {
-        // A port of 0 is one that a template leaves open.
-        let mut ports = list(container, "ports").filter_map(|port| port.get("hostPort")?.as_u64());
-        if ports.any(|port| port > 0) {
-            return Ok(true);
+        for port in list(container, "ports") {
+            // A port of 0 is one that a template leaves open.
+            if port.get("hostPort").and_then(Value::as_u64).unwrap_or(0) > 0 {
+                return Ok(true);
+            }
         }
     }
     for volume in list(spec, "volumes").filter_map(Value::as_object) {

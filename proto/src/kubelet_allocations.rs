@@ -138,10 +138,10 @@ fn short_text(entries: &[KubeletAllocation]) -> Option<String> {
 /// The ID of the physical device behind an ID of kubelet: a replica (`GPU-a::3`) belongs to its device, and an instance in the
 /// notation of old drivers (`MIG-GPU-a/1/0`) to its GPU. Any other ID is returned unchanged.
 pub fn physical_id(id: &str) -> &str {
-    let device = id.split_once(REPLICA).map_or(id, |(device, _)| device);
+    let (device, _) = id.split_once(REPLICA).unwrap_or((id, ""));
     // Drivers before R470 name a MIG instance by its GPU; later drivers by a UUID of its own, which does not name the GPU.
-    let instance = device.strip_prefix(MIG);
-    match instance.and_then(|instance| instance.split_once('/')) {
+    let instance = device.strip_prefix(MIG).unwrap_or_default();
+    match instance.split_once('/') {
         Some((gpu, _)) if gpu.starts_with("GPU-") => gpu,
         _ => device,
     }

@@ -305,8 +305,8 @@ impl Pod {
     /// The kind of the controller that creates another pod in the place of this one; `None` without a controller.
     pub fn controller_kind(&self) -> Option<&str> {
         let mut owners = self.metadata.owner_references.iter().flatten();
-        let controller = owners.find(|owner| owner.controller == Some(true));
-        controller.map(|owner| owner.kind.as_str())
+        let controller = owners.find(|owner| owner.controller == Some(true))?;
+        Some(&controller.kind)
     }
 
     /// Returns true if the pod may be evicted for a more important one, as another comes in its place, on any node.
@@ -321,9 +321,10 @@ impl Pod {
     pub fn nominated_at_by(&self, manager: &str) -> Option<i64> {
         self.nominated_node()?;
         for entry in self.metadata.managed_fields.iter().flatten() {
-            let fields = entry.fields_v1.as_ref().map(|fields| &fields.0);
-            let nominated = fields.and_then(|fields| fields.pointer("/f:status/f:nominatedNodeName"));
-            if entry.manager.as_deref() == Some(manager) && nominated.is_some() {
+            if let Some(fields) = &entry.fields_v1
+                && entry.manager.as_deref() == Some(manager)
+                && fields.0.pointer("/f:status/f:nominatedNodeName").is_some()
+            {
                 let time = entry.time.as_ref();
                 return Some(time.map_or(i64::MAX, |time| time.0.as_second()));
             }
@@ -469,7 +470,7 @@ impl Container {
 
     /// Returns true if the container requests more than zero of a resource. A quantity that does not parse counts as more.
     pub fn asks_for(&self, resource: &str) -> bool {
-        self.quantity(resource).is_some_and(|amount| !amount.is_zero())
+        matches!(self.quantity(resource), Some(amount) if !amount.is_zero())
     }
 }
 

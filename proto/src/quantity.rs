@@ -47,7 +47,7 @@ impl Quantity {
 
     /// The value in units; `None` if the value is negative or not a whole number.
     pub fn unsigned(self) -> Option<u64> {
-        self.integer().and_then(|units| u64::try_from(units).ok())
+        u64::try_from(self.integer()?).ok()
     }
 }
 
@@ -66,7 +66,7 @@ impl FromStr for Quantity {
         let nanos = scale.nanos_of(number).map_err(fail)?;
         // Kubernetes holds quantities in 64 bits; larger ones would wrap in its components.
         let nanos = if text.starts_with('-') { -nanos } else { nanos };
-        let [least, most] = [i64::MIN, i64::MAX].map(|units| i128::from(units) * NANOS);
+        let (least, most) = (i128::from(i64::MIN) * NANOS, i128::from(i64::MAX) * NANOS);
         if nanos < least || nanos > most {
             return Err(fail("the value is out of range"));
         }

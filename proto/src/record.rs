@@ -82,8 +82,8 @@ impl DeviceAllocation {
     /// The virtual functions that the pod holds instead of the device itself. One that cannot be read still counts.
     pub fn functions(&self) -> Vec<VirtualFunction> {
         // The extension is of any form: vendors' plugins put templates of their own there.
-        let extension = self.extension.as_ref();
-        match extension.and_then(|extension| keys::field(extension, FUNCTIONS)) {
+        let extension = self.extension.as_ref().unwrap_or(&Value::Null);
+        match keys::field(extension, FUNCTIONS) {
             None | Some(Value::Null) => Vec::new(),
             Some(Value::Array(entries)) => entries.iter().map(read_function).collect(),
             // Anything but a list counts as one unknown function, so that the pod is not taken to hold the device itself.
@@ -107,7 +107,7 @@ fn read_function(entry: &Value) -> VirtualFunction {
     let minor = keys::field(entry, "minor").and_then(Value::as_i64);
     let bus_id = keys::field(entry, "busID").and_then(Value::as_str);
     VirtualFunction {
-        minor: minor.and_then(|minor| i32::try_from(minor).ok()).unwrap_or(-1),
+        minor: i32::try_from(minor.unwrap_or(-1)).unwrap_or(-1),
         bus_id: bus_id.unwrap_or_default().to_owned(),
     }
 }

@@ -134,7 +134,7 @@ impl PodRequest {
         amounts::refuse_mixed_dialects(&pod.spec, names)?;
         let request = amounts::request(&pod.spec, names, sees_all)?;
         // The scheduler ignores a pod that requests nothing, and keeps no memory for it.
-        Ok(Some(request).filter(|request| *request != Self::default()))
+        Ok((request != Self::default()).then_some(request))
     }
 
     /// Reads a pod that waits for a node, by the rules of [`Self::read`] and those that only a new pod can still obey.
@@ -155,8 +155,8 @@ impl PodRequest {
 
     /// Returns true if the pod requests GPUs, RDMA adapters or FPGAs, whose resources need no Device object to be known.
     fn is_for_known_devices(&self) -> bool {
-        let mut names = self.others.iter().map(|(resource, _)| resource);
-        self.gpus.is_some() || names.any(|resource| resource == RDMA || resource == FPGA)
+        let mut others = self.others.iter();
+        self.gpus.is_some() || others.any(|(resource, _)| resource == RDMA || resource == FPGA)
     }
 }
 
@@ -188,8 +188,8 @@ fn meant_units(units: u64, unit_bytes: u64) -> u64 {
     // The suffixes G and M, each with the binary suffix that was probably meant.
     const DECIMAL: [(u64, u64); 2] = [(1_000_000_000, 1 << 30), (1_000_000, MIB)];
     let suffix = DECIMAL.iter().find(|(decimal, _)| units.is_multiple_of(*decimal));
-    let bytes = suffix.map_or(units, |(decimal, binary)| units / decimal * binary);
-    bytes.div_ceil(unit_bytes.max(1))
+    let (decimal, binary) = suffix.unwrap_or(&(1, 1));
+    (units / decimal * binary).div_ceil(unit_bytes.max(1))
 }
 
 /// Returns true if the pod has the annotation [`ALL_DEVICES`] with the value `true`; only that or `false` may be its value.
@@ -229,7 +229,7 @@ impl ContainerRequest {
             memory_units: count(&names.memory),
             shared: count(GPU_SHARED),
             // A container has GPUs of one vendor: `refuse_mixed_dialects` refuses a pod with those of two.
-            whole: VENDOR_GPUS.iter().map(|name| count(name)).sum(),
+            whole: VENDOR_GPUS.into_iter().map(count).sum(),
             rdma: count(RDMA),
             fpga: count(FPGA),
             memory_bytes: count(GPU_MEMORY),

@@ -95,15 +95,13 @@ pub struct GpuLinks {
 impl GpuPartition {
     /// The rule that the partition breaks, in words that complete "the set …"; `None` if it breaks none.
     fn broken_rule(&self, size: u32) -> Option<&'static str> {
-        let bandwidth_is_valid = self
-            .ring_bus_bandwidth
-            .is_none_or(|value| bandwidth(value).is_some());
+        let has_bad_bandwidth = matches!(self.ring_bus_bandwidth, Some(value) if bandwidth(value).is_none());
         // A GPU that is listed twice would let a pod have fewer GPUs than it requests.
         if !are_distinct(&self.minors) {
             Some("names a GPU twice")
         } else if u32::try_from(self.minors.len()) != Ok(size) {
             Some("is of another size")
-        } else if !bandwidth_is_valid {
+        } else if has_bad_bandwidth {
             Some("has a ringBusBandwidth that is not a whole number up to 2^50")
         } else {
             None
@@ -196,7 +194,7 @@ pub fn read_links(text: &str) -> Result<Vec<GpuLinks>, AnnotationError> {
 }
 
 fn whole_number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<i64, D::Error> {
-    WholeNumber::deserialize(deserializer).map(|number| number.0)
+    Ok(WholeNumber::deserialize(deserializer)?.0)
 }
 
 fn whole_numbers<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u32>, D::Error> {

@@ -31,6 +31,7 @@ pub(crate) fn peak<'a, E>(
             combine(&mut sidecars, &amounts, u64::saturating_add);
             combine(&mut running, &amounts, u64::saturating_add);
         } else {
+            // Of the other containers only the sidecars that were started before it run beside it.
             combine(&mut amounts, &sidecars, u64::saturating_add);
             combine(&mut init_peak, &amounts, u64::max);
         }
@@ -38,6 +39,7 @@ pub(crate) fn peak<'a, E>(
     for container in &spec.containers {
         combine(&mut running, &amounts_of(container)?, u64::saturating_add);
     }
+    // Init containers end before app containers start, so the larger of the two counts.
     combine(&mut running, &init_peak, u64::max);
     Ok(running)
 }

@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::facts::InstallationFacts;
 use super::node_checks;
 use super::report::{CheckReport, Outcome};
-use crate::fields::{array, has_condition, image_tag, images, is_named, name, number, text};
+use crate::fields::{array, has_condition, image_tag, images, name, named, number, text};
 use crate::read_api::SCHEDULER;
 
 pub(super) const POLICIES: [&str; 9] = [
@@ -88,7 +88,8 @@ pub(super) fn findings(facts: &InstallationFacts) -> Vec<Finding> {
 
 /// Checks that the API server is new enough for everything that the installation uses.
 fn api_version(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
-    let [major, minor] = ["/major", "/minor"].map(|pointer| leading_number(text(&facts.version, pointer)));
+    let major = leading_number(text(&facts.version, "/major"));
+    let minor = leading_number(text(&facts.version, "/minor"));
     if (major, minor) == (0, 0) {
         return Err("the API server reports no version".to_owned());
     }
@@ -111,8 +112,9 @@ fn api_version(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
 
 /// The number at the beginning of a text; 0 if there is none. Providers add a sign to the minor version, such as `33+`.
 fn leading_number(text: &str) -> u32 {
-    let digits = text.split(|letter: char| !letter.is_ascii_digit()).next();
-    digits.and_then(|digits| digits.parse().ok()).unwrap_or(0)
+    let n_digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (digits, _) = text.split_at(n_digits);
+    digits.parse().unwrap_or(0)
 }
 
 fn definitions(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
@@ -121,7 +123,7 @@ fn definitions(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
         "devices.scheduling.koordinator.sh",
         "schedulerleaders.gpushare.io",
     ] {
-        match definitions.iter().find(|definition| name(definition) == wanted) {
+        match named(wanted, definitions) {
             None => report.error(
                 wanted,
                 "the CustomResourceDefinition does not exist",
@@ -143,10 +145,7 @@ fn definitions(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
 
 fn scheduler_pods(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
     let deployments = facts.list("deployments")?;
-    let Some(scheduler) = deployments
-        .iter()
-        .find(|deployment| name(deployment) == "gpushare-scheduler")
-    else {
+    let Some(scheduler) = named("gpushare-scheduler", deployments) else {
         report.error(
             format!("namespace {}", facts.namespace),
             "there is no Deployment gpushare-scheduler",
@@ -291,7 +290,9 @@ fn image_tags<'a>(facts: &'a InstallationFacts, kind: &str, workload: &str) -> B
             continue;
         }
         for image in images(object) {
-            tags.extend(image_tag(image).filter(|_| image.contains("gpushare")));
+            if image.contains("gpushare") {
+                tags.extend(image_tag(image));
+            }
         }
     }
     tags
@@ -323,16 +324,16 @@ fn policies(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
         .map(|binding| text(binding, "/spec/policyName"))
         .collect();
     let mut ineffective = POLICIES.to_vec();
-    let kinds = ["mutatingwebhookconfigurations", "validatingwebhookconfigurations"];
-    // A user who may not list webhooks is not shown their policy as missing.
-    let has_webhooks = kinds
-        .iter()
-        .any(|kind| own_webhooks(facts, kind).is_ok_and(|own| !own.is_empty()));
-    if has_webhooks {
+    let mut webhooks = Vec::new();
+    for kind in ["mutatingwebhookconfigurations", "validatingwebhookconfigurations"] {
+        // A user who may not list webhooks is not shown their policy as missing.
+        webhooks.extend(own_webhooks(facts, kind).unwrap_or_default());
+    }
+    if !webhooks.is_empty() {
         ineffective.push(WEBHOOK_POLICY);
     }
     // A policy without a binding exists, but the API server never evaluates it.
-    ineffective.retain(|wanted| !is_named(wanted, policies) || !bound.contains(wanted));
+    ineffective.retain(|wanted| named(wanted, policies).is_none() || !bound.contains(wanted));
     if !ineffective.is_empty() {
         report.warn(
             "",
@@ -369,9 +370,8 @@ fn webhooks(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
         }
         let service = text(webhook, "/clientConfig/service/name");
         // A list that the user may not read says nothing about the Service.
-        if facts
-            .list("services")
-            .is_ok_and(|services| !is_named(service, services))
+        if let Ok(services) = facts.list("services")
+            && named(service, services).is_none()
         {
             report.error(
                 object.as_str(),
@@ -406,12 +406,14 @@ fn webhooks(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
 
 /// The webhooks of one kind of configuration that call a Service of the installation.
 fn own_webhooks<'a>(facts: &'a InstallationFacts, kind: &str) -> Result<Vec<&'a Value>, String> {
-    let configurations = facts.list(kind)?;
-    let mut own: Vec<&Value> = configurations
-        .iter()
-        .flat_map(|found| array(found, "/webhooks"))
-        .collect();
-    own.retain(|webhook| text(webhook, "/clientConfig/service/namespace") == facts.namespace);
+    let mut own = Vec::new();
+    for configuration in facts.list(kind)? {
+        for webhook in array(configuration, "/webhooks") {
+            if text(webhook, "/clientConfig/service/namespace") == facts.namespace {
+                own.push(webhook);
+            }
+        }
+    }
     Ok(own)
 }
 

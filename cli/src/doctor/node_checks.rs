@@ -116,7 +116,7 @@ pub(super) fn plugins(facts: &InstallationFacts, report: &mut CheckReport) -> Ou
 /// The reason that a node's plugin gives for finding no GPU that pods can share.
 fn reason_without_gpus(node: &Value) -> Option<&str> {
     let found = condition(node, "/status/conditions", CONDITION_SHARING_READY)?;
-    (text(found, "/status") == "False").then(|| text(found, "/message"))
+    (text(found, "/status") == "False").then_some(text(found, "/message"))
 }
 
 pub(super) fn device_objects(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
@@ -147,7 +147,8 @@ pub(super) fn device_objects(facts: &InstallationFacts, report: &mut CheckReport
         }
     }
     let node_names: BTreeSet<&str> = facts.list("nodes")?.iter().map(name).collect();
-    for device in device_of.keys().filter(|device| !node_names.contains(*device)) {
+    let device_names: BTreeSet<&str> = device_of.into_keys().collect();
+    for device in device_names.difference(&node_names) {
         report.warn(
             format!("device {device}"),
             "it belongs to no node",
@@ -164,8 +165,9 @@ const ISOLATE: &str = "add the component nri (docs/device-plugin.md, The runtime
 pub(super) fn injection(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
     let mut unknown_isolation = Vec::new();
     for device in facts.list("devices")? {
-        let message = condition_message(device, "Isolated", "Unknown");
-        unknown_isolation.extend(message.map(|message| (name(device), message)));
+        if let Some(message) = condition_message(device, "Isolated", "Unknown") {
+            unknown_isolation.push((name(device), message));
+        }
         for (kind, remedy) in [
             (
                 "Injectable",
@@ -247,7 +249,7 @@ pub(super) fn enforcement(facts: &InstallationFacts, report: &mut CheckReport) -
             levels.extend(level.and_then(Value::as_str));
         }
         // The plugin reports `Limited` also without the flag, and then a `False` is no fault.
-        if let Some(reason) = condition_message(device, "Limited", "False").filter(|_| has_flag) {
+        if has_flag && let Some(reason) = condition_message(device, "Limited", "False") {
             report.warn(
                 format!("node {}", name(device)),
                 format!("the device plugin has --driver-limits, and the driver enforces none: {reason}"),
@@ -283,8 +285,8 @@ pub(super) fn memory_units(facts: &InstallationFacts, report: &mut CheckReport) 
     let mut units = BTreeSet::new();
     // A node of the old plugin states its unit nowhere, and has another label.
     for node in labelled_nodes(facts)? {
-        let capacity = node.pointer("/status/capacity");
-        if capacity.is_none_or(|capacity| capacity.get(GPU_MEM).is_none()) {
+        let capacity = node.pointer("/status/capacity").unwrap_or(&Value::Null);
+        if capacity.get(GPU_MEM).is_none() {
             continue;
         }
         let unit = annotation(node, &unit_annotation);

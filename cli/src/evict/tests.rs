@@ -3,6 +3,7 @@
 mod runs;
 mod world;
 
+use proto::read_api::LeftPod;
 use rstest::rstest;
 
 use super::*;

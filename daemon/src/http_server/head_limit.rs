@@ -35,6 +35,7 @@ impl<S> HeadLimit<S> {
         Self {
             stream,
             conversation,
+            // Set to the end of a head before it is first polled.
             overdue: Box::pin(sleep_until(Instant::now())),
             stalled: None,
         }

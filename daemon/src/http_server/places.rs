@@ -144,8 +144,8 @@ impl Taken {
     fn oldest_of_largest(&self, by_address: &BTreeMap<IpAddr, usize>, of_address: usize) -> Option<u64> {
         let (largest, n) = by_address.iter().max_by_key(|(_, n)| **n)?;
         let mut open = self.open.iter();
-        let oldest = open.find(|(_, connection)| connection.conversation.address == *largest);
-        oldest.map(|(number, _)| *number).filter(|_| *n >= of_address + 2)
+        let (number, _) = open.find(|(_, connection)| connection.conversation.address == *largest)?;
+        (*n >= of_address + 2).then_some(*number)
     }
 
     /// The quietest connection of the largest address, of those that `may_end` accepts and that have no request in work.
@@ -167,7 +167,8 @@ impl Taken {
                 candidates.push((n, now.saturating_duration_since(since), *number));
             }
         }
-        candidates.into_iter().max().map(|(.., number)| number)
+        let (.., number) = candidates.into_iter().max()?;
+        Some(number)
     }
 }
 

@@ -103,12 +103,12 @@ pub enum WireError {
 impl Message {
     /// The bytes of the message in its frames.
     pub fn encode(&self) -> Result<Vec<u8>, WireError> {
-        // Checked here, because the other side closes the socket on a longer message.
         let too_long = WireError::LongMessage(self.payload.len());
-        if self.payload.len() > MAX_PAYLOAD {
-            return Err(too_long);
-        }
-        let length = u32::try_from(self.payload.len()).map_err(|_| too_long)?;
+        let length = match u32::try_from(self.payload.len()) {
+            Ok(length) if self.payload.len() <= MAX_PAYLOAD => length,
+            // Refused here, because the other side closes the socket on a longer message.
+            _ => return Err(too_long),
+        };
         let mut message = Vec::with_capacity(MESSAGE_HEADER + self.payload.len());
         message.extend(length.to_be_bytes());
         message.extend(self.call.to_be_bytes());
@@ -156,7 +156,7 @@ impl Decoder {
             };
             let mut data = split_front(&mut bytes, left);
             // A frame without data left is over; the next bytes are a header.
-            self.frame = Some((connection, left - data.len())).filter(|(_, left)| *left > 0);
+            self.frame = (left > data.len()).then_some((connection, left - data.len()));
             // Frames of unknown connections are skipped, as the socket may carry more than the two of [`ConnectionId`].
             let Some(connection) = connection else {
                 continue;
@@ -181,7 +181,7 @@ impl Decoder {
             return Err(WireError::LongFrame(length));
         }
         self.header.clear();
-        self.frame = Some((ConnectionId::from_number(number), left)).filter(|(_, left)| *left > 0);
+        self.frame = (left > 0).then_some((ConnectionId::from_number(number), left));
         Ok(())
     }
 }

@@ -76,6 +76,7 @@ impl NodeSelector {
             is_named |= named.contains(&name);
             is_conflict &= named.is_empty();
         }
+        // Without terms kube-scheduler's filter refuses each node itself.
         if is_named || self.node_selector_terms.is_empty() {
             NameRule::Searched
         } else if is_conflict {
@@ -149,19 +150,20 @@ impl NodeSelectorRequirement {
             ("NotIn", value) => value.is_none_or(|value| !self.values.iter().any(|wanted| wanted == value)),
             ("Exists", value) => value.is_some(),
             ("DoesNotExist", value) => value.is_none(),
-            ("Gt", Some(value)) => self.compares(value, |label, bound| label > bound),
-            ("Lt", Some(value)) => self.compares(value, |label, bound| label < bound),
+            ("Gt", Some(value)) => self.compares(value, i64::gt),
+            ("Lt", Some(value)) => self.compares(value, i64::lt),
             _ => false,
         }
     }
 
     /// Returns true if a label's value and the one value of the requirement are whole numbers for which `compare` returns true.
-    fn compares(&self, value: &str, compare: impl Fn(i64, i64) -> bool) -> bool {
+    fn compares(&self, value: &str, compare: fn(&i64, &i64) -> bool) -> bool {
+        // The API server accepts only one value for these operators.
         let [bound] = self.values.as_slice() else {
             return false;
         };
         match (value.parse(), bound.parse()) {
-            (Ok(label), Ok(bound)) => compare(label, bound),
+            (Ok(label), Ok(bound)) => compare(&label, &bound),
             _ => false,
         }
     }

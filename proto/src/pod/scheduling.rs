@@ -177,10 +177,10 @@ impl PodCondition {
 
 /// The length of a list, whose entries are skipped.
 pub(super) fn length<'de, D: Deserializer<'de>>(deserializer: D) -> Result<usize, D::Error> {
-    null_as_default(deserializer).map(|entries: Vec<IgnoredAny>| entries.len())
+    Ok(null_as_default::<_, Vec<IgnoredAny>>(deserializer)?.len())
 }
 
 /// Returns true if a field is there and not null, whatever its value.
 pub(super) fn is_set<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
-    Option::<IgnoredAny>::deserialize(deserializer).map(|value| value.is_some())
+    Ok(Option::<IgnoredAny>::deserialize(deserializer)?.is_some())
 }

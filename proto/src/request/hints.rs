@@ -187,6 +187,7 @@ impl Hints {
             _ if text.len() > MAX_BYTES => return Err(format!("longer than {MAX_BYTES} bytes")),
             ALLOCATE_HINT => self.by_type = parse_by_type(text, unknown)?,
             JOINT_ALLOCATE => self.joint = parse_joint(text, unknown)?,
+            // Every key is one of `HINTS`, and this is the last.
             _ => self.partition = Some(parse_partition(text, unknown)?),
         }
         Ok(())
