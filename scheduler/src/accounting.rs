@@ -149,11 +149,11 @@ impl<'a> NodeContext<'a> {
         let inventory = self.inventory?;
         // As long as the node reports no devices of other types, the record cannot be wrong about them.
         let is_reported = *kind == DeviceType::Gpu || inventory.other_devices.is_some();
-        let is_absent = is_reported && inventory.find(kind, device).is_none();
-        is_absent.then(|| {
-            let device = device_name(kind, device);
-            format!("its record names {device}, which the node does not have")
-        })
+        if !is_reported || inventory.find(kind, device).is_some() {
+            return None;
+        }
+        let device = device_name(kind, device);
+        Some(format!("its record names {device}, which the node does not have"))
     }
 }
 
@@ -191,8 +191,7 @@ impl PodFacts {
             PodRequest::read_new(pod, names)
         };
         // A pod without a request may still hold the devices of its record, if another project's runtime hook has injected them.
-        let record = bound.as_ref().map(|bound| &bound.record);
-        let is_recorded = matches!(record, Some(Recorded::Devices { .. }));
+        let is_recorded = matches!(&bound, Some(bound) if matches!(bound.record, Recorded::Devices { .. }));
         let request = match request {
             Ok(None) if !is_recorded => return None,
             Ok(request) => ParsedRequest::Valid(request.unwrap_or_default()),
@@ -222,8 +221,8 @@ impl PodFacts {
 
     /// [`Self::isolation`], if the pod shares GPUs: whole GPUs need no limits.
     pub(crate) fn needed_isolation(&self) -> Option<&str> {
-        let is_shared = self.request.gpus().is_some_and(GpuRequest::is_shared);
-        self.isolation.as_deref().filter(|_| is_shared)
+        let gpus = self.request.gpus()?;
+        gpus.is_shared().then_some(self.isolation.as_deref()?)
     }
 
     /// The labels by which other projects find a pod on this node.
@@ -325,29 +324,32 @@ impl UpperBounds {
     /// The request that the pod counts as: the sums divided among its shared GPUs, or one whole GPU if not all amounts are known.
     pub(crate) fn request(self, inventory: Option<&Inventory>) -> ShareRequest {
         let devices = u32::try_from(self.shared.max(1)).unwrap_or(u32::MAX);
-        let each = |sum: u64| sum.div_ceil(u64::from(devices));
-        let unit = inventory.and_then(|inventory| inventory.unit_bytes);
-        let largest = inventory.and_then(|inventory| inventory.gpus.iter().map(|gpu| gpu.memory_bytes).max());
+        let n = u64::from(devices);
         let memory = match (self.units, self.bytes, self.ratio) {
             _ if !self.is_known => return WHOLE_DEVICE,
-            (0, bytes, 0) => RequestedMemory::Bytes(each(bytes)),
-            (units, 0, 0) => RequestedMemory::Units(each(units)),
-            (0, 0, ratio) => RequestedMemory::Ratio(percent(each(ratio))),
+            (0, bytes, 0) => RequestedMemory::Bytes(bytes.div_ceil(n)),
+            (units, 0, 0) => RequestedMemory::Units(units.div_ceil(n)),
+            (0, 0, ratio) => RequestedMemory::Ratio(percent(ratio.div_ceil(n))),
             // Units, bytes and percent are added up in bytes, by the node's unit and its largest GPU.
             (units, bytes, ratio) => {
-                let (Some(unit), Some(largest)) = (unit, largest) else {
+                let Some(inventory) = inventory else {
+                    return WHOLE_DEVICE;
+                };
+                let largest = inventory.gpus.iter().map(|gpu| gpu.memory_bytes).max();
+                let (Some(unit), Some(largest)) = (inventory.unit_bytes, largest) else {
                     return WHOLE_DEVICE;
                 };
                 let by_ratio = u128::from(largest) * u128::from(ratio) / 100;
                 let by_ratio = u64::try_from(by_ratio).unwrap_or(u64::MAX);
                 let by_units = units.saturating_mul(unit);
-                RequestedMemory::Bytes(each(by_units.saturating_add(bytes).saturating_add(by_ratio)))
+                let sum = by_units.saturating_add(bytes).saturating_add(by_ratio);
+                RequestedMemory::Bytes(sum.div_ceil(n))
             }
         };
         ShareRequest {
             devices,
             memory,
-            core: percent(each(self.core)),
+            core: percent(self.core.div_ceil(n)),
             slots: u32::from(self.shared > 0),
         }
     }
@@ -398,6 +400,7 @@ impl Recorded {
 
     fn gpus(&self) -> &[RecordedPart] {
         let parts = self.parts();
+        // `Self::devices` has sorted them, GPUs first.
         let n_gpus = parts.partition_point(|part| part.kind == DeviceType::Gpu);
         parts.split_at(n_gpus).0
     }

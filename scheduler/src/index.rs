@@ -264,7 +264,7 @@ impl Index {
 
     /// The facts of a pod that asks for device resources.
     pub fn pod(&self, uid: &str) -> Option<&PodFacts> {
-        self.cluster.pods.get(uid).map(|entry| &entry.facts)
+        Some(&self.cluster.pods.get(uid)?.facts)
     }
 
     /// Number of nodes that are known by a Node or Device object.
@@ -281,7 +281,7 @@ impl Index {
     /// Returns true if a watch has shown this pod, which asks for device resources.
     pub(crate) fn is_shown(&self, uid: &str) -> bool {
         // List 0 stands for a pod that only a bind has added.
-        self.cluster.pods.get(uid).is_some_and(|entry| entry.list != 0)
+        matches!(self.cluster.pods.get(uid), Some(entry) if entry.list != 0)
     }
 
     /// Finds pods by name; more than one while a pod and its successor of the same name overlap.
@@ -474,13 +474,12 @@ impl Index {
     /// The `PreferNoSchedule` taints of a node; `None` if it has none.
     #[inline]
     pub(crate) fn soft_taints(&self, name: &str) -> Option<&[Taint]> {
-        self.cluster.soft_taints.get(name).map(|taints| &**taints)
+        Some(self.cluster.soft_taints.get(name)?)
     }
 
     /// Returns true if a pod may still need a node: no watch has shown it bound, or at all, and no bind has assumed it.
     pub(crate) fn is_pending(&self, uid: &str) -> bool {
-        let entry = self.cluster.pods.get(uid);
-        entry.is_none_or(|entry| entry.bound().is_none())
+        !matches!(self.cluster.pods.get(uid), Some(entry) if entry.bound().is_some())
     }
 
     /// The node that kube-scheduler keeps for a pod (`status.nominatedNodeName`), as a watch has shown it last.
@@ -545,6 +544,7 @@ impl Index {
         };
         (entry.assumption, entry.problem, entry.contradicts) = (None, None, false);
         self.cluster.doubtful.remove(uid);
+        // List 0: only the bind has added the pod, so that nothing of it is left without the assumption.
         let is_unseen = entry.list == 0;
         self.cluster.group_members.note_assumption(uid);
         self.cluster.fleet.release(uid);
@@ -560,7 +560,7 @@ impl Index {
     /// Confirms or takes back a pod's assumption by what a read of the pod has found. `state` is that of the assumption before
     /// the read; if the assumption has changed since, nothing happens. Returns true if nothing is left to settle.
     ///
-    /// A pod that was found unbound settles nothing for a while: the write of its binding may still be under way.
+    /// A pod that was found unbound settles nothing for a while.
     pub(crate) fn settle(
         &mut self,
         uid: &str,

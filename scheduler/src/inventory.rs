@@ -235,9 +235,8 @@ impl DeviceReport {
             name => DeviceType::from(name),
         };
         let device = device(&kind, &info)?;
-        if kind == DeviceType::Gpu {
-            let condition = partitions::report_condition(&info.conditions);
-            self.condition = self.condition.take().or_else(|| condition.cloned());
+        if kind == DeviceType::Gpu && self.condition.is_none() {
+            self.condition = partitions::report_condition(&info.conditions).cloned();
         }
         Ok((kind, device))
     }
@@ -302,8 +301,7 @@ fn device(kind: &DeviceType, info: &DeviceInfo) -> Result<Device, String> {
         ..Device::new(id, minor)
     };
     if *kind == DeviceType::Gpu {
-        let sharing = info.labels.get(SHARING_LABEL);
-        device.sharing = sharing.is_none_or(|sharing| sharing != "disabled");
+        device.sharing = value_of(Some(&info.labels), SHARING_LABEL) != Some("disabled");
         let memory = amount(info, GPU_MEMORY)?;
         device.memory_bytes = memory.ok_or_else(|| format!("resources has no {GPU_MEMORY}"))?;
         // A label with more than the offered memory is ignored. The amount only keeps that which earlier pods hold from being
@@ -318,7 +316,7 @@ fn device(kind: &DeviceType, info: &DeviceInfo) -> Result<Device, String> {
         return Ok(device);
     }
     for (name, quantity) in &info.resources {
-        let Some(amount) = quantity.unsigned().filter(|amount| *amount <= MAX_AMOUNT) else {
+        let Some(amount @ ..=MAX_AMOUNT) = quantity.unsigned() else {
             return Err(format!("{name} is {quantity}, not a whole number up to 2^50"));
         };
         let name = ResourceName::from(canonical(name));
@@ -402,7 +400,7 @@ pub(crate) fn of_template(node: &Node, names: &ResourceNames) -> Option<NodeRepo
         return of_capacity(node, names);
     };
     // A plugin publishes 100 percent of core and 100 slots for each GPU, so either sum shows the number of GPUs.
-    let percent = node.capacity(GPU_CORE).or_else(|| node.capacity(GPU_SHARED));
+    let percent = node.capacity(GPU_CORE).or(node.capacity(GPU_SHARED));
     let by_percent = percent.map(|percent| percent / u64::from(DEFAULT_SLOTS));
     let n_gpus = node.capacity(GPU_COUNT).or(by_percent);
     let n_gpus = n_gpus.filter(|n| (1..=MAX_GPUS).contains(n))?;
@@ -463,8 +461,7 @@ fn attributes(info: &DeviceInfo) -> DeviceAttributes {
             });
         }
     }
-    let numa = info.labels.get(NUMA_NODE);
-    let is_numa_known = numa.is_none_or(|label| label != NUMA_UNKNOWN);
+    let is_numa_known = value_of(Some(&info.labels), NUMA_NODE) != Some(NUMA_UNKNOWN);
     let topology = info.topology.as_ref();
     DeviceAttributes {
         labels: labels(&info.labels),

@@ -165,6 +165,7 @@ impl RoomMaker {
     /// Makes room while this replica leads, until the process ends.
     pub async fn run(self) {
         let mut ticks = interval(INTERVAL);
+        // After a slow decision the ticks that were missed would follow at once, without a pause.
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
@@ -268,8 +269,7 @@ impl RoomMaker {
         }
     }
 
-    /// The next step of a hold, and whether the room of its waiting pod has to be kept again: hints have a limited number and
-    /// time, and the node may have room on other devices than those whose pods go.
+    /// The next step of a hold, and whether the room of its waiting pod has to be kept again.
     fn next_step(&self, uid: &str) -> Option<(Step, Hold, bool)> {
         let index = self.extender.index().read();
         let mut memory = self.extender.memory();
@@ -281,6 +281,7 @@ impl RoomMaker {
             step,
             Step::Wait | Step::Evict | Step::GiveUpEvictions | Step::Nominate
         );
+        // Hints have a limited number and time, and the node may have room on other devices than those whose pods go.
         let is_lost = !index.hints().is_hinted(uid) || (was_freeing && hold.freeing.is_empty());
         let is_waiting = facts.preemptor != PreemptorState::Binding;
         Some((step, hold.clone(), is_kept && is_waiting && is_lost))
@@ -328,7 +329,7 @@ impl RoomMaker {
     }
 
     /// Frees the room of a hold, and removes the nomination if it is still the leader's. The hold itself lasts until the watch
-    /// shows that: the next tick tries again, and [`Self::adopt`] does not take the nomination for an earlier leader's.
+    /// shows that.
     async fn withdraw(&self, hold: &Hold) -> Result<(), WriteError> {
         let uid = hold.pod.uid.as_str();
         hints::end_room(&mut self.extender.index().write(), uid);
@@ -336,6 +337,7 @@ impl RoomMaker {
             Ok(()) | Err(WriteError::Gone) => {}
             Err(error) => return Err(error),
         }
+        // Until then the next tick tries again, and `adopt` does not take the nomination for an earlier leader's.
         if !room_facts::is_nominee(&self.extender.index().read(), uid) {
             self.release(uid);
         }
@@ -347,8 +349,7 @@ impl RoomMaker {
         let Some(found) = self.writer.read(pod).await? else {
             return Err(WriteError::Gone);
         };
-        let bound_to = found.spec.node_name.as_deref();
-        let is_bound = bound_to.is_some_and(|node| !node.is_empty());
+        let is_bound = !found.spec.node_name.as_deref().unwrap_or_default().is_empty();
         let is_ours = found.nominated_at_by(ROOM_MANAGER).is_some();
         // kube-scheduler's nomination wins, and a bound pod needs none.
         let is_free = match node {
@@ -755,6 +756,7 @@ impl RoomMaker {
                     self.extender.memory().rooms.unanswered.remove(&*victim.uid);
                 }
                 Ok(_) => {}
+                // Without an answer the next tick tries again.
                 Err(_) => return,
             }
         }
@@ -804,8 +806,7 @@ impl RoomMaker {
         }
     }
 
-    /// Notes that the API server does not answer, and gives up the evictions of a hold after a while: the watch may have been
-    /// silent as long, and its facts are old then.
+    /// Notes that the API server does not answer, and gives up the evictions of a hold after a while.
     fn note_no_answer(&self, uid: &str) {
         let mut memory = self.extender.memory();
         let Some(hold) = memory.rooms.held.get_mut(uid) else {
@@ -813,6 +814,7 @@ impl RoomMaker {
         };
         let since = *hold.unanswered_since.get_or_insert(now());
         drop(memory);
+        // The watch may have been silent as long, and its facts are old then.
         if now().saturating_duration_since(since) >= SHOWN_WITHIN {
             self.give_up_pending(uid);
         }
@@ -826,9 +828,10 @@ impl RoomMaker {
         victim: &RoomVictim,
     ) -> Result<BTreeMap<u32, u64>, WriteError> {
         // An eviction without an answer may have been carried out.
-        let found = self.writer.read(&victim.pod).await?;
-        let found = found.filter(|found| !found.is_deleting());
-        let found = found.ok_or(WriteError::Gone)?;
+        let found = self.writer.read(&victim.pod).await?.ok_or(WriteError::Gone)?;
+        if found.is_deleting() {
+            return Err(WriteError::Gone);
+        }
         if !found.may_be_evicted() {
             return Err(WriteError::Refused("the pod must not be evicted".to_owned()));
         }

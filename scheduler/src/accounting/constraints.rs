@@ -61,20 +61,23 @@ fn constraint(hint: DeviceHint) -> DeviceConstraint {
     DeviceConstraint {
         selector: hint.selector.map(selector),
         virtual_functions: hint.vf_selector.map(selector),
-        strategy: hint.strategy.map(|strategy| match strategy {
-            AllocateStrategy::ApplyForAll => Strategy::ApplyForAll,
-            AllocateStrategy::RequestsAsCount => Strategy::RequestsAsCount,
-        }),
-        exclusion: hint.exclusive.map(|policy| match policy {
-            ExclusivePolicy::DeviceLevel => Exclusion::Device,
-            ExclusivePolicy::PcieLevel => Exclusion::Switch,
-        }),
-        scope: hint.scope.map(|scope| match scope {
-            TopologyScope::Device => Scope::Device,
-            TopologyScope::Pcie => Scope::Switch,
-            TopologyScope::NumaNode => Scope::Numa,
-            TopologyScope::Node => Scope::Machine,
-        }),
+        strategy: match hint.strategy {
+            None => None,
+            Some(AllocateStrategy::ApplyForAll) => Some(Strategy::ApplyForAll),
+            Some(AllocateStrategy::RequestsAsCount) => Some(Strategy::RequestsAsCount),
+        },
+        exclusion: match hint.exclusive {
+            None => None,
+            Some(ExclusivePolicy::DeviceLevel) => Some(Exclusion::Device),
+            Some(ExclusivePolicy::PcieLevel) => Some(Exclusion::Switch),
+        },
+        scope: match hint.scope {
+            None => None,
+            Some(TopologyScope::Device) => Some(Scope::Device),
+            Some(TopologyScope::Pcie) => Some(Scope::Switch),
+            Some(TopologyScope::NumaNode) => Some(Scope::Numa),
+            Some(TopologyScope::Node) => Some(Scope::Machine),
+        },
     }
 }
 

@@ -74,7 +74,7 @@ fn exclusions(
     context: NodeContext<'_>,
 ) -> Vec<(DeviceType, Exclusion)> {
     let gpus = facts.request.gpus();
-    let sees_all = gpus.is_some_and(|gpus| gpus.dialect == Dialect::AllDevices);
+    let sees_all = matches!(gpus, Some(gpus) if gpus.dialect == Dialect::AllDevices);
     // A pod that only sees all GPUs keeps no other pod off them.
     let sees_only = sees_all && all_devices_doubt(record, context).is_none();
     let mut exclusions = Vec::new();
@@ -201,15 +201,16 @@ fn whole_gpus(request: &GpuRequest, record: &Recorded, context: NodeContext<'_>)
         part.core = context.gpu(&part.device).map_or(WHOLE_CORE, |gpu| gpu.core);
         part.trusted &= !is_contradicted;
     }
-    let contradiction =
-        is_contradicted.then(|| "kubelet has given it other GPUs than its record names".to_owned());
+    if is_contradicted {
+        let contradiction = "kubelet has given it other GPUs than its record names";
+        account.problem.get_or_insert(contradiction.to_owned());
+        account.contradicts = true;
+    }
     // In place of the GPUs of the record that the node does not have any more, the pod may hold any others.
     let gone = unknown_whole_gpus(n_gone, &account.holdings.parts, None, context).holdings;
     account.holdings.pending = gone.pending;
     account.holdings.n_unknown_gpus = gone.n_unknown_gpus;
     account.holdings.is_vendor = true;
-    account.problem = account.problem.or(contradiction);
-    account.contradicts |= is_contradicted;
     account
 }
 
@@ -223,15 +224,16 @@ fn unknown_whole_gpus(
 ) -> Account {
     let mut missing = n_requested;
     for AllocatedDevice { id, .. } in context.allocated {
-        let is_other = match context.gpu(&DeviceRef::Id((&**id).into())) {
-            Some(gpu) => !held.iter().any(|part| part.device.identifies(gpu)),
+        let is_other = match (context.gpu(&DeviceRef::Id((&**id).into())), context.inventory) {
+            (Some(gpu), _) => !held.iter().any(|part| part.device.identifies(gpu)),
             // The allocation of a GPU that the node certainly does not have takes none of its GPUs.
-            None => (context.inventory).is_none_or(|inventory| is_certainly_absent(id, inventory)),
+            (None, Some(inventory)) => is_certainly_absent(id, inventory),
+            (None, None) => true,
         };
         missing = missing.saturating_sub(is_other.into());
     }
     let our_plugin_serves = context.report == PluginReport::Pending
-        && context.inventory.is_some_and(|inventory| inventory.serves_vendor);
+        && matches!(context.inventory, Some(inventory) if inventory.serves_vendor);
     let mut holdings = Holdings {
         is_vendor: true,
         ..Holdings::default()
@@ -273,10 +275,10 @@ fn all_devices_doubt(record: &Recorded, context: NodeContext<'_>) -> Option<Stri
             "annotation {ALL_DEVICES} does not count on a node whose GPUs are not known"
         ));
     };
-    let mut healthy = inventory.gpus.iter().filter(|gpu| gpu.healthy);
+    let mut gpus = inventory.gpus.iter();
     let named = record.gpus().iter().map(|share| context.gpu(&share.device));
     let named: Vec<_> = named.collect();
-    let uuid = &healthy.find(|gpu| !named.contains(&Some(gpu)))?.id;
+    let uuid = &gpus.find(|gpu| gpu.healthy && !named.contains(&Some(gpu)))?.id;
     Some(format!(
         "annotation {ALL_DEVICES} counts only where the record names every GPU of the node, and GPU {uuid} is not in it"
     ))

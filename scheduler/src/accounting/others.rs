@@ -64,10 +64,10 @@ fn functions_held(
     recorded: &[VirtualFunction],
     device: Option<&Device>,
 ) -> (Vec<FunctionId>, Option<String>) {
-    let functions = device
-        .into_iter()
-        .flat_map(|device| device.attributes.all_functions());
-    let of_device: Vec<&Function> = functions.collect();
+    let of_device: Vec<&Function> = match device {
+        Some(device) => device.attributes.all_functions().collect(),
+        None => Vec::new(),
+    };
     let (mut held, mut doubt) = (Vec::new(), None);
     for VirtualFunction { bus_id, minor } in recorded {
         if !bus_id.is_empty() {
@@ -77,8 +77,8 @@ fn functions_held(
             held.push(FunctionId::from(bus_id.as_str()));
             continue;
         }
-        let has_minor = |function: &&&Function| *minor >= 0 && function.minor == *minor;
-        let mut of_minor = of_device.iter().filter(has_minor);
+        let functions = of_device.iter();
+        let mut of_minor = functions.filter(|function| *minor >= 0 && function.minor == *minor);
         // A minor identifies a virtual function only if no other function of the device has it.
         if let (Some(function), None) = (of_minor.next(), of_minor.next()) {
             held.push(function.id.clone());
@@ -87,6 +87,7 @@ fn functions_held(
             doubt.get_or_insert("a virtual function that it does not identify".to_owned());
         }
     }
+    // Several entries of a record may stand for one function.
     held.sort();
     held.dedup();
     (held, doubt)

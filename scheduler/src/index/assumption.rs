@@ -214,11 +214,12 @@ fn choose_devices_on(index: &Index, id: NodeId, demand: &ResourceDemand<'_>) -> 
         }
     }
     let (fleet, policy) = (&index.cluster.fleet, demand.policies.device);
-    let respecting = Hints::RespectOthers(demand.uid);
+    let chosen = fleet.choose_devices(id, demand.devices(), policy, Hints::RespectOthers(demand.uid));
+    if chosen.is_ok() {
+        return chosen;
+    }
     // Room that is kept for other pods comes last.
-    fleet
-        .choose_devices(id, demand.devices(), policy, respecting)
-        .or_else(|_| fleet.choose_devices(id, demand.devices(), policy, Hints::Ignore))
+    fleet.choose_devices(id, demand.devices(), policy, Hints::Ignore)
 }
 
 /// Counts the whole GPUs that a pod will hold on a node whose devices are not known; kubelet chooses them.
@@ -232,7 +233,7 @@ fn hold_unknown_gpus(cluster: &mut Cluster, owner: &OwnerId, gpus: RequestedGpus
 }
 
 /// Confirms the assumption of a pod that a read of the API server found on the assumed node. The pod then holds the devices
-/// in its annotations as read, since another scheduler may have written them.
+/// in its annotations as read.
 pub(crate) fn confirm_found(
     index: &mut Index,
     uid: &str,
@@ -245,6 +246,7 @@ pub(crate) fn confirm_found(
         return;
     };
     let binding = &mut assumption.binding;
+    // Another scheduler may have written the annotations.
     if Bound::read(&binding.node, Some(annotations)).assumed_at != Some(assumed_at) {
         binding.annotations.clone_from(annotations);
         let owner = index.cluster.owner(uid);
@@ -285,11 +287,13 @@ pub(super) fn settle(
         PodLookup::Bound { node, annotations } if *node == assumption.binding.node => {
             confirm_found(index, uid, state.assumed_at, annotations, now);
         }
+        // The write of its binding may still be under way.
         PodLookup::Unbound if now.saturating_duration_since(state.since) < LONGEST_WRITE => return false,
         PodLookup::Gone => index.remove_pod(uid),
         // If another scheduler has bound it, the watch will show where; the room here is free.
         PodLookup::Bound { .. } | PodLookup::Unbound => index.forget(uid, state.assumed_at),
     }
+    // kube-scheduler does not see that a binding turns out not to have been written.
     index.cluster.note_silent_since(n_openings);
     true
 }

@@ -62,11 +62,14 @@ impl Budgets {
 
     /// Forgets the budgets that the list of this number, and watches after it, have not shown.
     pub(super) fn retain_shown(&mut self, list: u32) {
-        let budgets = self.by_label.values().flatten();
-        let gone = budgets.filter(|budget| budget.list != list);
-        let gone = gone.map(|budget| (budget.namespace.clone(), budget.name.clone()));
-        for key in gone.collect::<Vec<_>>() {
-            self.remove(&key);
+        let mut gone = Vec::new();
+        for budget in self.by_label.values().flatten() {
+            if budget.list != list {
+                gone.push((budget.namespace.clone(), budget.name.clone()));
+            }
+        }
+        for key in &gone {
+            self.remove(key);
         }
     }
 
@@ -75,6 +78,7 @@ impl Budgets {
         let (namespace, labels) = (&*pod.facts.namespace, &pod.preemption.labels);
         let mut guarding = Vec::new();
         let pairs = labels.iter().map(|(key, value)| (key.as_str(), value.as_str()));
+        // Budgets whose selectors have no `matchLabels` are kept under an empty label.
         for label in pairs.chain([("", "")]) {
             let same = self.by_label.get(&Budget::hash_of_label(namespace, label));
             for budget in same.into_iter().flatten() {
@@ -91,25 +95,20 @@ impl Budgets {
 
 impl Budget {
     /// Reads a budget that the list of this number, or a watch after it, shows.
-    pub(super) fn of(budget: &PodDisruptionBudget, list: u32) -> Self {
-        let (namespace, name) = namespace_and_name(budget);
-        let selector = budget.spec.as_ref().and_then(|spec| spec.selector.clone());
-        let labels = selector
-            .as_ref()
-            .and_then(|selector| selector.match_labels.clone());
-        let label = labels.and_then(|mut labels| labels.pop_first());
-        // Until the disruption controller has written a status, no eviction is allowed.
-        let status = budget.status.as_ref();
-        let allowed = status.and_then(|status| status.disruptions_allowed);
-        let disrupted = status.and_then(|status| status.disrupted_pods.as_ref());
-        let disrupted = disrupted.into_iter().flat_map(BTreeMap::keys);
+    pub(super) fn of(budget: PodDisruptionBudget, list: u32) -> Self {
+        let (namespace, name) = namespace_and_name(&budget);
+        let selector = budget.spec.unwrap_or_default().selector;
+        let labels = selector.clone().unwrap_or_default().match_labels;
+        let status = budget.status.unwrap_or_default();
+        let disrupted = status.disrupted_pods.unwrap_or_default().into_keys();
         Self {
             namespace,
             name,
-            label: label.unwrap_or_default(),
+            label: labels.unwrap_or_default().pop_first().unwrap_or_default(),
             selector: selector.and_then(|selector| Selector::try_from(selector).ok()),
-            allowed: allowed.unwrap_or(0).into(),
-            disrupted: disrupted.map(|name| name.as_str().into()).collect(),
+            // Until the disruption controller has written a status, no eviction is allowed.
+            allowed: status.disruptions_allowed.unwrap_or(0).into(),
+            disrupted: disrupted.map(Into::into).collect(),
             list,
         }
     }
@@ -131,8 +130,7 @@ impl Budget {
 
     /// Returns true if the Eviction API asks the budget about a pod of its namespace: the empty selector selects all pods there.
     fn guards(&self, labels: &BTreeMap<String, String>) -> bool {
-        let selector = self.selector.as_ref();
-        selector.is_some_and(|selector| selector.selects_all() || selector.matches(labels))
+        matches!(&self.selector, Some(selector) if selector.selects_all() || selector.matches(labels))
     }
 }
 
@@ -160,7 +158,7 @@ mod tests {
     fn which_pods_count(#[case] selector: Value, #[case] disrupted: Value, #[case] expected: bool) {
         let status = json!({"disruptionsAllowed": 1, "disruptedPods": disrupted, "currentHealthy": 1, "desiredHealthy": 1, "expectedPods": 1});
         let budget = json!({"metadata": {"name": "b", "namespace": "d"}, "spec": {"selector": selector}, "status": status});
-        let budget = Budget::of(&serde_json::from_value(budget).unwrap(), 1);
+        let budget = Budget::of(serde_json::from_value(budget).unwrap(), 1);
         assert_eq!(
             budget.counts("p", &[("app".to_owned(), "a".to_owned())].into()),
             expected

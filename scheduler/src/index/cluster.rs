@@ -107,15 +107,17 @@ impl Cluster {
     }
 
     pub(super) fn open_assumptions(&self) -> impl Iterator<Item = &Assumption> {
-        let unbound = self.unbound.iter().filter_map(|uid| self.pods.get(uid));
-        unbound.filter_map(|entry| entry.assumption.as_deref())
+        let unbound = self.unbound.iter();
+        unbound.filter_map(|uid| self.pods.get(uid)?.assumption.as_deref())
     }
 
     /// The amount of a resource that a pod requests; 0 for a pod that requests no device resources.
     pub(super) fn requested(&self, uid: &str, resource: &str) -> u64 {
         let Some(entry) = self.pods.get(uid) else { return 0 };
-        let waiting = entry.rules.as_ref().map(|rules| &rules.requests);
-        let requests = waiting.or_else(|| self.requests.of_pod(uid));
+        let requests = match &entry.rules {
+            Some(waiting) => Some(&waiting.requests),
+            None => self.requests.of_pod(uid),
+        };
         let amount = requests.and_then(|requests| requests.get(resource));
         amount.copied().unwrap_or(0)
     }
@@ -137,24 +139,25 @@ impl Cluster {
     /// The size of a memory unit in bytes, if it is known of all nodes that serve units, and the same on all.
     pub(super) fn common_unit(&self) -> Option<u64> {
         let mut units = self.n_nodes_by_unit.keys();
-        let unit = units.next().copied();
-        unit.filter(|_| self.n_unknown_units == 0 && units.next().is_none())
+        let unit = units.next()?;
+        (self.n_unknown_units == 0 && units.next().is_none()).then_some(*unit)
     }
 
     /// The number of memory units of the largest GPU, in the unit of its node; 0 if no GPU is known.
     pub(super) fn largest_gpu_in_units(&self) -> u64 {
         let mut largest = 0;
         for state in self.nodes.values() {
-            let Some(unit) = state.unit() else { continue };
-            for gpu in state.report.iter().flat_map(|report| &report.inventory.gpus) {
-                largest = largest.max(gpu.memory_bytes / unit.max(1));
+            if let (Some(unit), Some(report)) = (state.unit(), &state.report) {
+                for gpu in &report.inventory.gpus {
+                    largest = largest.max(gpu.memory_bytes / unit.max(1));
+                }
             }
         }
         largest
     }
 
     pub(super) fn node(&self, name: &str) -> Option<&NodeState> {
-        self.nodes.get(name).map(|state| &**state)
+        Some(self.nodes.get(name)?)
     }
 
     pub(super) fn knows_node(&self, name: &str) -> bool {
@@ -440,13 +443,14 @@ impl Cluster {
     /// The GPUs in the record of a bound pod that its node does not have any more, by UUID or minor.
     pub(super) fn gone_gpus(&self, uid: &str) -> Vec<String> {
         // A record that names a GPU which is gone always has a problem, and few records have one.
-        let entry = self.pods.get(uid).filter(|entry| entry.problem.is_some());
-        let bound = entry.and_then(|entry| entry.bound());
-        let gone = bound.and_then(|bound| {
-            let inventory = self.view(&bound.node)?.inventory()?;
-            Some(effective_record(self.node(&bound.node), uid, &bound).gone_gpus(inventory))
-        });
-        gone.unwrap_or_default()
+        if let Some(entry) = self.pods.get(uid)
+            && entry.problem.is_some()
+            && let Some(bound) = entry.bound()
+            && let Some(inventory) = self.view(&bound.node).and_then(NodeView::inventory)
+        {
+            return effective_record(self.node(&bound.node), uid, &bound).gone_gpus(inventory);
+        }
+        Vec::new()
     }
 
     /// Counts the request of a bound pod, in place of what was counted for it before, among the pods from which the workload
@@ -559,7 +563,7 @@ impl Cluster {
         let owner = OwnerId::from(format!("{uid}@{node}"));
         let allocated = self.allocated_to(uid, node);
         let bound = self.pods.get(uid).and_then(|entry| entry.bound());
-        let is_known = bound.is_some_and(|bound| *bound.node == *node);
+        let is_known = matches!(bound, Some(bound) if *bound.node == *node);
         // kubelet's checkpoint lists a pod that has ended until kubelet allocates the next devices.
         if allocated.is_empty() || is_known || self.ended.contains_key(uid) {
             self.fleet.release(owner.as_str());

@@ -69,7 +69,7 @@ impl PreemptionFacts {
             labels: pod.metadata.labels.clone().unwrap_or_default(),
             nominated: pod.nominated_node().map(Into::into),
             nominated_for_room: pod.nominated_at_by(ROOM_MANAGER),
-            evictable_within: pod.may_be_evicted().then(|| grace_seconds(pod)),
+            evictable_within: pod.may_be_evicted().then_some(grace_seconds(pod)),
             no_room: check_spec(pod).err(),
         }
     }

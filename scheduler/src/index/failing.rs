@@ -111,10 +111,9 @@ impl FailingNodes {
                 failing.latest = Some(now);
             }
         }
-        self.nodes.retain(|_, failing| {
-            let is_recent = |latest| now.saturating_duration_since(latest) < FORGOTTEN_AFTER;
-            failing.last_until.is_some() || failing.latest.is_some_and(is_recent)
-        });
+        let is_recent = |latest| now.saturating_duration_since(latest) < FORGOTTEN_AFTER;
+        self.nodes
+            .retain(|_, failing| failing.last_until.is_some() || failing.latest.is_some_and(is_recent));
         (self.n_ranking_last, self.next) = (0, None);
         for failing in self.nodes.values() {
             self.n_ranking_last += usize::from(failing.last_until.is_some());
@@ -130,8 +129,7 @@ impl FailingNodes {
         if self.n_ranking_last == 0 {
             return false;
         }
-        let failing = self.nodes.get(node);
-        failing.is_some_and(|failing| failing.last_until.is_some())
+        matches!(self.nodes.get(node), Some(failing) if failing.last_until.is_some())
     }
 }
 

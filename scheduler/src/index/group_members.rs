@@ -69,9 +69,10 @@ impl GroupMembers {
     /// Removes the pods that the list of this number did not show.
     pub(super) fn remove_unlisted(&mut self, list: u32) {
         let mut unlisted = Vec::new();
-        for members in self.members.values() {
-            let gone = members.iter().filter(|(_, member)| member.list != list);
-            unlisted.extend(gone.map(|(owner, _)| owner.clone()));
+        for (owner, member) in self.members.values().flatten() {
+            if member.list != list {
+                unlisted.push(owner.clone());
+            }
         }
         for owner in unlisted {
             self.remove(owner.as_str());
@@ -128,8 +129,8 @@ pub(crate) fn to_place(index: &Index, group: &GroupOfPod, demand: &ResourceDeman
         let Some(entry) = index.cluster.pods.get(owner).filter(|_| member.has_devices) else {
             continue;
         };
-        let other = index.demand(owner.as_str(), &entry.facts).ok().flatten();
-        let is_alike = other.is_some_and(|other| other.is_alike(demand));
+        let other = index.demand(owner.as_str(), &entry.facts);
+        let is_alike = matches!(other, Ok(Some(other)) if other.is_alike(demand));
         if let Some(bound) = entry.bound() {
             n_alike_bound += usize::from(is_alike);
             counted.bound.push(owner.clone());

@@ -124,11 +124,12 @@ impl KeptRoom {
     /// other devices of the domain. `None` if the domain has no room.
     pub(super) fn place_for(&self, cluster: &Cluster, demand: &ResourceDemand<'_>) -> Option<Placement> {
         let (fleet, own) = (&cluster.fleet, OwnerId::from(demand.uid));
-        // The GPU of a place may have become unhealthy meanwhile.
-        let taken = self.members.get(&own);
         let is_alike = self.demand.is_alike(demand);
-        let open = self.open.last().filter(|_| is_alike);
-        let place = taken.or(open.map(|(_, placement)| placement));
+        let place = match (self.members.get(&own), self.open.last()) {
+            (None, Some((_, open))) if is_alike => Some(open),
+            (taken, _) => taken,
+        };
+        // The GPU of a place may have become unhealthy meanwhile.
         if let Some(place) = place.filter(|place| fleet.admits(self.node, place)) {
             return Some(place.clone());
         }
@@ -279,6 +280,7 @@ impl GroupRooms {
             cycle.filtered.insert(uid.into());
             cycle.end = end;
         } else if self.0.len() < MAX_GROUPS {
+            // Beyond the limit no decision is kept, so that memory stays bounded.
             let decision = refusal.map_or(GroupDecision::AsAny, GroupDecision::Refused);
             self.put(group, uid, decision, end);
         }

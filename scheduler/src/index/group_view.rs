@@ -63,8 +63,7 @@ pub(crate) fn show(index: &Index, uid: &str) -> Option<ExplainedGroup> {
 /// The names of the members whose annotations wish something else than the wish that counts, unless that of the group's object
 /// counts; [`MAX_GROUP`] at most.
 fn differing_members(index: &Index, group: &GroupOfPod) -> Vec<String> {
-    let object = index.pod_groups.get(&group.id);
-    if object.is_some_and(|object| object.wish.is_some()) {
+    if matches!(index.pod_groups.get(&group.id), Some(object) if object.wish.is_some()) {
         return Vec::new();
     }
     let mut names = Vec::new();
@@ -83,8 +82,9 @@ fn bound_members(filter: NodeFilter<'_>, group: &GroupOfPod) -> Vec<MemberPlace>
     let cluster = filter.cluster;
     let mut bound = Vec::new();
     for (owner, _) in cluster.group_members.of(&group.id) {
-        let entry = cluster.pods.get(owner);
-        if let Some((entry, at)) = entry.and_then(|entry| Some((entry, entry.bound()?))) {
+        if let Some(entry) = cluster.pods.get(owner)
+            && let Some(at) = entry.bound()
+        {
             bound.push((entry.facts.name.clone(), at.node.clone(), owner));
         }
     }

@@ -165,7 +165,7 @@ impl Hint {
             return true;
         }
         let has_failed = shown.failure.is_some() && shown.failure != self.failure;
-        let is_error = shown.failure.is_some_and(|failure| failure.is_error);
+        let is_error = matches!(shown.failure, Some(Failure { is_error: true, .. }));
         let is_nominated = shown.nominated.as_ref() == Some(&self.node);
         let stays = match (self.is_nominated, is_nominated) {
             (true, true) => true,
@@ -246,7 +246,8 @@ impl HintQueue {
             (false, true) => self.times.claims,
             (false, false) => self.times.plain,
         };
-        let group = attempt.group.clone().filter(|_| !is_nominated);
+        // A nomination keeps the room of this member alone, whatever becomes of its group.
+        let group = if is_nominated { None } else { attempt.group.clone() };
         let end = match before {
             // The hints of a group's members end together.
             _ if group.is_some() => None,
@@ -271,7 +272,7 @@ impl HintQueue {
 
     /// Returns true if a pod gets no hint for a while, as its last one ended unused.
     pub(crate) fn is_resting(&self, uid: &str, now: Instant) -> bool {
-        self.resting.get(uid).is_some_and(|until| *until > now)
+        self.resting.get(uid) > Some(&now)
     }
 
     /// Makes a pod rest whose hint expired, see [`Self::resting`], for the time that a plain hint lasts.
@@ -388,7 +389,7 @@ impl HintQueue {
 
     /// Returns true if this pod has a hint on the node that it is nominated to.
     pub(crate) fn is_nominated(&self, uid: &str) -> bool {
-        self.hints.get(uid).is_some_and(|hint| hint.is_nominated)
+        matches!(self.hints.get(uid), Some(hint) if hint.is_nominated)
     }
 }
 
@@ -485,7 +486,7 @@ pub(crate) fn begin_group_cycle(
     if let Some(ended) = index.hints.rooms.end_cycle(&mut index.cluster, &group.id) {
         unhint_all(index, ended.members.keys().cloned());
         // A group that is tried again and again does not put off the end.
-        let end = first_end.or_else(|| now.checked_add(index.hints.times.plain));
+        let end = first_end.or(now.checked_add(index.hints.times.plain));
         if let Some(end) = end.filter(|_| !is_node_asked(&index.cluster, ended.node)) {
             let open = ended.open.into_iter().map(|(_, placement)| placement);
             let places = open.chain(ended.members.into_values());
@@ -507,8 +508,8 @@ pub(super) fn choose_placement(index: &mut Index, uid: &str, node: NodeId) {
     let Some(group) = index.cluster.group_members.group_of(uid) else {
         return;
     };
-    let is_of_node = |_: &Cluster, tried| tried == node;
-    let ended = index.hints.tried.end_on(&mut index.cluster, &group, is_of_node);
+    let tried = &mut index.hints.tried;
+    let ended = tried.end_on(&mut index.cluster, &group, |_, tried| tried == node);
     if ended.is_some() {
         index.hints.rooms.end_cycle(&mut index.cluster, &group);
         unhint_where(index, &group, |hint| hint.group.is_some());
@@ -709,9 +710,10 @@ pub(super) fn note_ended(index: &mut Index, uid: &str) {
 
 /// Ends what [`begin_room`] has begun, even if the pod is nominated to the node still.
 pub(crate) fn end_room(index: &mut Index, uid: &str) {
-    let hint = index.hints.hints.get(uid);
-    let is_kept_there = |room: MadeRoom| hint.is_some_and(|hint| hint.node == room.node);
-    if index.hints.made.remove(uid).is_some_and(is_kept_there) {
+    if let Some(room) = index.hints.made.remove(uid)
+        && let Some(hint) = index.hints.hints.get(uid)
+        && hint.node == room.node
+    {
         unhint(index, uid);
         keep_for_nominees(index);
     }
@@ -762,8 +764,7 @@ fn unhint_members(index: &mut Index, members: Vec<OwnerId>) -> bool {
             end_tried(index, &group);
         }
         // A member that was nominated since has a hint of its own.
-        let hint = index.hints.hints.get(&owner);
-        if hint.is_some_and(|hint| hint.group.is_some()) {
+        if let Some(Hint { group: Some(_), .. }) = index.hints.hints.get(&owner) {
             index.hints.hints.remove(&owner);
             free(index, owner.as_str());
         }
@@ -797,8 +798,9 @@ pub(super) fn end(index: &mut Index, uid: &str, bound_to: Option<&str>) {
         end_tried(index, &group);
     }
     // The fleet forgets the hint itself when the pod is bound or gone.
-    let hint = index.hints.take_hint(uid);
-    if hint.is_some_and(|hint| bound_to != Some(&*hint.node)) {
+    if let Some(hint) = index.hints.take_hint(uid)
+        && bound_to != Some(&*hint.node)
+    {
         index.cluster.note_silent_opening();
     }
 }

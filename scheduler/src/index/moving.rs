@@ -5,7 +5,7 @@ use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use placement::Obstacle;
-use proto::pod::{EVICT, NodeSelectorRequirement, Pod, PodSpec};
+use proto::pod::{EVICT, Pod, PodSpec};
 use rustc_hash::{FxHashMap, FxHasher};
 
 use crate::kube_scheduler::PodRules;
@@ -56,6 +56,7 @@ impl SharedRules {
             let rules = Arc::clone(rules);
             return Ok(MovablePod { rules, has_claims });
         }
+        // Seldom, so that the look at all rules costs each pod little, and often enough that memory stays bounded.
         if self.by_hash.len() > 2 * self.n_used + 16 {
             self.by_hash.retain(|_, rules| Arc::strong_count(rules) > 1);
             self.n_used = self.by_hash.len();
@@ -91,17 +92,18 @@ fn obstacle(pod: &Pod) -> Option<Obstacle> {
 
 /// Returns true if the pod's selector or required affinity names a single node.
 fn names_one_node(spec: &PodSpec) -> bool {
-    let is_name = |requirement: &NodeSelectorRequirement| {
-        requirement.operator == "In"
-            && requirement.values.len() == 1
-            && NAME_KEYS.contains(&requirement.key.as_str())
-    };
-    let required = spec.affinity.node_affinity.required.iter();
-    let terms = required.flat_map(|affinity| &affinity.node_selector_terms);
-    let terms: Vec<_> = terms.collect();
     // Of several terms one has to match, and each may name another node.
-    let names_one = matches!(terms.as_slice(), [term] if term.match_expressions.iter().chain(&term.match_fields).any(is_name));
-    names_one || spec.node_selector.contains_key(HOSTNAME)
+    if let Some(required) = &spec.affinity.node_affinity.required
+        && let [term] = required.node_selector_terms.as_slice()
+    {
+        for requirement in term.match_expressions.iter().chain(&term.match_fields) {
+            let is_name = NAME_KEYS.contains(&requirement.key.as_str());
+            if is_name && requirement.operator == "In" && requirement.values.len() == 1 {
+                return true;
+            }
+        }
+    }
+    spec.node_selector.contains_key(HOSTNAME)
 }
 
 #[cfg(test)]

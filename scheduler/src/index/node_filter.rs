@@ -147,12 +147,12 @@ impl<'a> NodeFilter<'a> {
             return Ok(());
         }
         // Most pods need no look-up of the node here.
-        let state = || self.cluster.node(name);
-        if !demand.in_units && state().is_some_and(NodeState::is_unit_unknown) {
+        if !demand.in_units && self.cluster.node(name).is_some_and(NodeState::is_unit_unknown) {
             return Err(Reason::UnitUnknown);
         }
-        let provider = || state().and_then(NodeState::isolation);
-        if demand.isolation.is_some() && demand.isolation.as_deref() != provider() {
+        if demand.isolation.is_some()
+            && demand.isolation.as_deref() != self.cluster.node(name).and_then(NodeState::isolation)
+        {
             return Err(Reason::NoIsolationProvider);
         }
         // A pod without devices needs no plugin.

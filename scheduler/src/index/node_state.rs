@@ -44,30 +44,29 @@ impl NodeState {
 
     /// The size of a memory unit in bytes, if the node has devices and the size is known.
     pub(super) fn unit(&self) -> Option<u64> {
-        let report = self.report.as_ref().filter(|report| !report.is_unit_unknown)?;
-        report.inventory.unit_bytes
+        let report = self.report.as_ref()?;
+        (!report.is_unit_unknown).then_some(report.inventory.unit_bytes?)
     }
 
     /// Returns true if the node has devices and the size of its memory unit is not known.
     pub(super) fn is_unit_unknown(&self) -> bool {
-        self.report.as_ref().is_some_and(|report| report.is_unit_unknown)
+        matches!(&self.report, Some(report) if report.is_unit_unknown)
     }
 
     /// Replaces the records that the plugin has swapped, and returns true if they have changed.
     pub(super) fn replace_swapped_records(&mut self, swapped: SwappedRecords) -> bool {
-        let read = |(uid, record)| (uid, Recorded::of_allocations(&record));
-        let records = swapped.into_iter().map(read).collect();
-        std::mem::replace(&mut self.swapped, records) != self.swapped
+        let records = swapped.into_iter();
+        let records = records.map(|(uid, record)| (uid, Recorded::of_allocations(&record)));
+        std::mem::replace(&mut self.swapped, records.collect()) != self.swapped
     }
 
     pub(super) fn n_closed_gpus(&self) -> usize {
-        let gpus = self.report.iter().flat_map(|report| &report.inventory.gpus);
-        gpus.filter(|gpu| gpu.closed).count()
+        let Some(report) = &self.report else { return 0 };
+        report.inventory.gpus.iter().filter(|gpu| gpu.closed).count()
     }
 
     pub(super) fn shares_gpus(&self) -> bool {
-        let report = self.report.as_ref();
-        report.is_some_and(|report| !report.inventory.gpus.is_empty())
+        matches!(&self.report, Some(report) if !report.inventory.gpus.is_empty())
     }
 
     pub(super) fn allocated_to(&self, uid: &str) -> &[AllocatedDevice] {

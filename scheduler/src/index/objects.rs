@@ -228,6 +228,7 @@ impl ObjectStore<Pod> for Index {
             return;
         }
         let list = self.pod_list.number;
+        // A node takes more pods than before, and kube-scheduler sees no event of that.
         if self.cluster.plugins.put_pod(&pod, list) {
             self.cluster.note_silent_opening();
         }
@@ -236,8 +237,7 @@ impl ObjectStore<Pod> for Index {
         if pod.is_terminal() {
             self.cluster.group_members.remove(uid);
         } else {
-            let facts = facts.as_ref();
-            let has_devices = facts.is_some_and(|facts| self.requests_devices(facts));
+            let has_devices = matches!(&facts, Some(facts) if self.requests_devices(facts));
             self.cluster.group_members.put(&pod, has_devices, list);
         }
         match facts {
@@ -304,9 +304,9 @@ impl ObjectStore<Pod> for Index {
             self.cluster.note_silent_opening();
         }
         if !self.pod_list.synced {
-            let mut entries = self.cluster.pods.values();
-            let is_pending = |facts: &PodFacts| facts.bound.is_none() && self.requests_devices(facts);
-            self.began_with_pending = entries.any(|entry| is_pending(&entry.facts));
+            let mut pods = self.cluster.pods.values();
+            self.began_with_pending =
+                pods.any(|pod| pod.facts.bound.is_none() && self.requests_devices(&pod.facts));
         }
         renew_model(self);
         self.pod_list.synced = true;
@@ -369,7 +369,7 @@ impl ObjectStore<PodDisruptionBudget> for Index {
     const MAY_BE_ABSENT: bool = true;
 
     fn apply(&mut self, budget: PodDisruptionBudget) {
-        let budget = Budget::of(&budget, self.budget_list.number);
+        let budget = Budget::of(budget, self.budget_list.number);
         self.cluster.budgets.insert(budget);
     }
 

@@ -94,8 +94,8 @@ fn is_held_by_group(index: &Index, owner: &OwnerId) -> bool {
         return false;
     };
     let wish = index.pod_groups.group(id.clone(), marks).wish;
-    let mut others = members.of(id).filter(|(other, _)| *other != owner);
+    let mut members = members.of(id);
     wish.domain != GroupDomain::Any
         && wish.policy == DomainPolicy::Required
-        && others.any(|(_, member)| member.is_bound)
+        && members.any(|(other, member)| other != owner && member.is_bound)
 }

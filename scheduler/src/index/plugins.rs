@@ -75,7 +75,7 @@ pub(super) enum Standing {
 
 #[derive(Debug, Default)]
 pub(super) struct Plugins {
-    /// The namespace of the plugins' pods. Pods of other namespaces do not count, since any user may create them.
+    /// The namespace of the plugins' pods.
     namespace: Option<Box<str>>,
     nodes: FxHashMap<Box<str>, NodePlugin>,
     /// The nodes of the plugins' pods, by UID.
@@ -167,6 +167,7 @@ impl Plugins {
     /// Adds or replaces a pod that a list of this number, or a watch after it, shows. Returns true if a node takes more pods than
     /// before.
     pub(super) fn put_pod(&mut self, pod: &Pod, list: u32) -> bool {
+        // Any user may create pods in other namespaces.
         if self.namespace.is_none() || pod.metadata.namespace.as_deref() != self.namespace.as_deref() {
             return false;
         }
@@ -242,7 +243,7 @@ impl Plugins {
             return;
         };
         // The failure is older than the plugin that serves now.
-        if at.is_some_and(|at| plugin.evidence.began_to_serve_after(at)) {
+        if matches!(at, Some(at) if plugin.evidence.began_to_serve_after(at)) {
             return;
         }
         plugin.pause.get_or_insert(Deadline::NotBegun);
@@ -328,7 +329,7 @@ impl NodePlugin {
         } else if self.gone.is_none() {
             self.gone = Some(Deadline::NotBegun);
         }
-        self.standing = match away.or(self.pause.map(|_| Away::Refusing)) {
+        self.standing = match away.or(self.pause.and(Some(Away::Refusing))) {
             Some(away) => Standing::Out(away),
             None if self.trial.is_some() => Standing::Tried,
             None => Standing::Offered,
@@ -367,6 +368,7 @@ impl NodePlugin {
     /// Ends the deadlines that are over, and returns true if any was.
     fn end_deadlines(&mut self, now: Instant) -> bool {
         let mut has_ended = Deadline::take_if_over(&mut self.gone, now);
+        // By now kubelet has taken the plugin's resources from the node.
         if has_ended {
             self.evidence.forget_absent();
         }

@@ -26,7 +26,7 @@ pub struct GroupStore {
 }
 
 /// The fields of a `PodGroup` by which the places of its members are chosen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct GroupFacts {
     /// The least number of members that are placed together; `None` for a group without a size.
     pub(super) min_count: Option<u32>,
@@ -96,15 +96,13 @@ impl PodGroups {
     }
 
     pub(super) fn group(&self, id: GroupId, marks: MemberMarks) -> GroupOfPod {
-        let facts = self.get(&id);
+        let facts = self.get(&id).copied().unwrap_or_default();
         // kube-scheduler itself reads no annotation.
         let of_member = marks.min_available.filter(|_| id.kind != GroupKind::Native);
-        let min_count = facts.and_then(|facts| facts.min_count).or(of_member);
-        let wish = facts.and_then(|facts| facts.wish);
         GroupOfPod {
             id,
-            min_count: min_count.unwrap_or(1).max(1),
-            wish: wish.unwrap_or(marks.wish),
+            min_count: facts.min_count.or(of_member).unwrap_or(1).max(1),
+            wish: facts.wish.unwrap_or(marks.wish),
         }
     }
 }

@@ -107,10 +107,10 @@ impl PodEntry {
     }
 }
 
-/// A number that is equal for waiting pods with equal requests and rules, whatever their names; below 2^53, so that JavaScript
-/// reads it exactly. kube-scheduler's last attempt to schedule the pod does not count, as it differs from pod to pod.
+/// A number below 2^53 that is equal for waiting pods with equal requests and rules, whatever their names.
 fn kind(facts: &PodFacts, rules: &PodRules) -> u64 {
     let rules = PodRules {
+        // kube-scheduler's last attempt to schedule the pod differs from pod to pod.
         last_attempt: None,
         ..rules.clone()
     };
@@ -123,6 +123,7 @@ fn kind(facts: &PodFacts, rules: &PodRules) -> u64 {
     );
     // Types from Kubernetes' API have no `Hash`.
     format!("{facts:?} {rules:?}").hash(&mut hasher);
+    // JavaScript reads numbers below 2^53 exactly.
     hasher.finish() >> 11
 }
 

@@ -52,38 +52,43 @@ pub(super) fn record(
 /// Koordinator's entry for one device.
 fn allocation(share: &Share, inventory: Option<&Inventory>, is_unit_unknown: bool) -> DeviceAllocation {
     let mut resources = BTreeMap::new();
-    let mut put = |resource: &str, amount| {
-        resources.insert(resource.to_owned(), Quantity::from_unsigned(amount));
-    };
     let placement::Amounts { memory, core, .. } = share.amounts;
     if core > 0 {
-        put(GPU_CORE, core.into());
+        put(&mut resources, GPU_CORE, core.into());
     }
     // A share of a device of another type has neither memory nor core, nor has that of a pod that sees all GPUs
     // (`RequestedGpus::All`), which takes slots alone.
     if memory > placement::Memory::ZERO || core > 0 {
         // On a node whose unit is unknown the bytes are not real and must not be written.
         if !is_unit_unknown {
-            put(GPU_MEMORY, memory.bytes_ceil());
+            put(&mut resources, GPU_MEMORY, memory.bytes_ceil());
         }
         if let Some(gpu) = gpu_of(share, inventory) {
-            put(GPU_MEMORY_RATIO, memory.percent_of(gpu.total().memory).into());
+            let percent = memory.percent_of(gpu.total().memory);
+            put(&mut resources, GPU_MEMORY_RATIO, percent.into());
         }
     }
     for (resource, amount) in &share.resources {
-        put(resource.as_str(), *amount);
+        put(&mut resources, resource.as_str(), *amount);
     }
-    let functions = share.virtual_functions.iter().map(|function| VirtualFunction {
-        minor: function.minor,
-        bus_id: function.id.to_string(),
-    });
+    let mut functions = Vec::new();
+    for function in &share.virtual_functions {
+        functions.push(VirtualFunction {
+            minor: function.minor,
+            bus_id: function.id.to_string(),
+        });
+    }
     DeviceAllocation {
         minor: i32::try_from(share.minor).unwrap_or(i32::MAX),
         resources,
         id: record_id(share.id.as_str()).to_owned(),
         extension: None,
     }
-    .with_functions(&functions.collect::<Vec<_>>())
+    .with_functions(&functions)
+}
+
+fn put(resources: &mut BTreeMap<String, Quantity>, resource: &str, amount: u64) {
+    resources.insert(resource.to_owned(), Quantity::from_unsigned(amount));
 }
 
 /// The GPU of the inventory that a share is of; `None` for a share of another type.

@@ -77,7 +77,7 @@ impl<'a> ResourceDemand<'a> {
         }
         // On a node whose memory unit is unknown, bytes and percent cannot be compared with the node's amounts.
         let in_bytes = gpus.filter(|gpus| !matches!(gpus.memory, Memory::Units(_)));
-        let counts_bytes = in_bytes.is_some_and(|gpus| gpus.dialect == Dialect::Koordinator);
+        let counts_bytes = matches!(in_bytes, Some(gpus) if gpus.dialect == Dialect::Koordinator);
         let gpus = gpus.map(accounting::requested_gpus).unwrap_or_default();
         Ok(Some(Self {
             uid,
@@ -183,9 +183,8 @@ impl<'a> ResourceDemand<'a> {
     /// Returns true if only a node fits whose devices are known.
     pub(super) fn needs_known_devices(&self) -> bool {
         // Whole GPUs without constraints may be the vendor plugin's, on nodes without a Device object.
-        let constraints = self.constraints.as_deref();
         matches!(self.gpus, RequestedGpus::Share(_) | RequestedGpus::All { .. })
-            || constraints.is_some_and(|constraints| self.demands(constraints))
+            || matches!(&self.constraints, Some(constraints) if self.demands(constraints))
     }
 
     /// Returns true if constraints demand properties of requested devices, and do not only prefer some.
@@ -198,12 +197,11 @@ impl<'a> ResourceDemand<'a> {
                 return true;
             }
         }
-        let mut n_joined = 0;
-        for joint in constraints.joint.iter().filter(|joint| joint.same_switch) {
-            n_joined += joint.kinds.iter().filter(|kind| self.requests(kind)).count();
-        }
+        let Some(joint) = &constraints.joint else {
+            return false;
+        };
         // One device alone needs no switch in common with others.
-        n_joined > 1
+        joint.same_switch && joint.kinds.iter().filter(|kind| self.requests(kind)).count() > 1
     }
 
     /// The number of GPUs that the pod gets, at least 1.

@@ -36,11 +36,12 @@ pub(crate) struct RoomNominee {
 impl WaitingPod<'_> {
     /// The reason for which no room is made for the pod, as far as the pod itself shows one.
     pub(crate) fn not_preemptor(&self) -> Option<NotPreemptor> {
-        let attempt = self.rules.last_attempt.as_ref();
-        let is_refused = attempt.is_some_and(|attempt| is_refusal(&attempt.reason));
-        let nominated = self.nominated.map(|_| NotPreemptor::Nominated);
-        let not_refused = (!is_refused).then_some(NotPreemptor::NotRefused);
-        self.no_room.or(nominated).or(not_refused)
+        match &self.rules.last_attempt {
+            _ if self.no_room.is_some() => self.no_room,
+            _ if self.nominated.is_some() => Some(NotPreemptor::Nominated),
+            Some(attempt) if is_refusal(&attempt.reason) => None,
+            _ => Some(NotPreemptor::NotRefused),
+        }
     }
 }
 
@@ -48,10 +49,9 @@ impl WaitingPod<'_> {
 pub(crate) fn waiting<'a>(index: &'a Index, uid: &str) -> Option<WaitingPod<'a>> {
     let entry = index.cluster.pods.get(uid)?;
     let is_waiting = entry.list != 0 && entry.assumption.is_none() && !entry.preemption.is_leaving;
-    let rules = entry.rules.as_deref().filter(|_| is_waiting)?;
-    Some(WaitingPod {
+    is_waiting.then_some(WaitingPod {
         facts: &entry.facts,
-        rules,
+        rules: entry.rules.as_deref()?,
         nominated: entry.preemption.nominated.as_deref(),
         no_room: entry.preemption.no_room,
     })

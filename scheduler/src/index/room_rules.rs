@@ -39,7 +39,7 @@ pub(crate) enum NotPreemptor {
 /// The reason for which no room is made for it.
 pub(crate) fn check_spec(pod: &Pod) -> Result<(), NotPreemptor> {
     let spec = &pod.spec;
-    if spec.node_name.as_deref().is_some_and(|node| !node.is_empty()) {
+    if !spec.node_name.as_deref().unwrap_or_default().is_empty() {
         Err(NotPreemptor::Bound)
     } else if pod.is_deleting() {
         Err(NotPreemptor::Leaving)
@@ -66,12 +66,9 @@ pub(crate) fn check(pod: &Pod, n_refusing: usize) -> Result<(), NotPreemptor> {
         return Err(NotPreemptor::Nominated);
     }
     // The condition is part of the pod, so that it is never older than the pod itself.
-    let condition = pod.unscheduled_condition();
-    let is_refused = condition.is_some_and(|condition| is_refusal(&condition.reason));
-    if is_refused && n_refusing > 0 {
-        Ok(())
-    } else {
-        Err(NotPreemptor::NotRefused)
+    match pod.unscheduled_condition() {
+        Some(condition) if n_refusing > 0 && is_refusal(&condition.reason) => Ok(()),
+        _ => Err(NotPreemptor::NotRefused),
     }
 }
 

@@ -37,11 +37,10 @@ impl StartedGroup {
         let group = index.pod_groups.group(id, member.marks);
         let (mut n_bound, mut missing) = (0, Vec::new());
         for (owner, member) in index.cluster.group_members.of(&group.id) {
-            let entry = index.cluster.pods.get(owner).filter(|_| member.has_devices);
-            match entry.map(|entry| entry.bound()) {
-                Some(Some(_)) => n_bound += 1,
-                Some(None) => missing.push(owner.clone()),
-                None => {}
+            match index.cluster.pods.get(owner) {
+                Some(entry) if member.has_devices && entry.bound().is_some() => n_bound += 1,
+                Some(_) if member.has_devices => missing.push(owner.clone()),
+                _ => {}
             }
         }
         let min_count = usize::try_from(group.min_count).unwrap_or(usize::MAX);
@@ -82,8 +81,7 @@ fn first_place(
     n_members: usize,
     hints: Hints<'_>,
 ) -> Option<Placement> {
-    let is_there = |bound: &str| fleet.node_id(bound) == Some(node);
-    if members.is_apart || !members.node.as_deref().is_none_or(is_there) {
+    if members.is_apart || matches!(&members.node, Some(bound) if fleet.node_id(bound) != Some(node)) {
         return None;
     }
     let request = GroupRequest {
@@ -117,7 +115,7 @@ fn best_node(index: &Index, demand: &ResourceDemand<'_>) -> Option<NodeId> {
             best = Some((score, node.name(), node.id()));
         }
     }
-    best.map(|(.., node)| node)
+    Some(best?.2)
 }
 
 /// Returns true if a node exists and kube-scheduler's own checks do not refuse a pod there.

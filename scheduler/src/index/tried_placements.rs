@@ -55,6 +55,7 @@ impl TriedPlacements {
         }
         let rooms = self.0.entry(group.clone()).or_default();
         rooms.push(TriedRoom { node, places, end });
+        // The oldest room gives way, so that memory stays bounded.
         if rooms.len() > MAX_ROOMS {
             rooms.remove(0).free(cluster);
         }
@@ -63,10 +64,10 @@ impl TriedPlacements {
     /// Frees the rooms whose time is up; returns true if there were any.
     pub(super) fn end_expired(&mut self, cluster: &mut Cluster, now: Instant) -> bool {
         let mut ended = Vec::new();
-        self.0.retain(|_, rooms| {
+        for rooms in self.0.values_mut() {
             ended.extend(rooms.extract_if(.., |room| room.end <= now));
-            !rooms.is_empty()
-        });
+        }
+        self.0.retain(|_, rooms| !rooms.is_empty());
         let is_any = !ended.is_empty();
         for room in ended {
             room.free(cluster);

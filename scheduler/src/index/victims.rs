@@ -118,6 +118,7 @@ impl<'a> Preemptor<'a> {
     ) -> Self {
         let mut named_requests = Vec::new();
         for (name, amount) in &rules.requests {
+            // CPU and memory have places of their own in the sums, see `sums_freed`.
             if ![CPU, MEMORY].contains(&&**name) {
                 named_requests.push((name.to_string(), *amount));
             }
@@ -141,14 +142,16 @@ impl<'a> Preemptor<'a> {
             return RoomSearch::Nothing;
         };
         let pods = search.evictable();
-        let found = search.victims(&pods).filter(|victims| victims.n_violations == 0);
-        let Some(found) = found else {
-            return RoomSearch::Nothing;
+        let found = match search.victims(&pods) {
+            // The Eviction API refuses evictions that violate a budget.
+            Some(victims) if victims.n_violations == 0 => victims,
+            _ => return RoomSearch::Nothing,
         };
         let mut victims = Vec::new();
         for owner in &found.owners {
-            let entry = filter.cluster.pods.get(owner);
-            if let Some(entry) = entry.filter(|entry| !entry.preemption.is_leaving) {
+            if let Some(entry) = filter.cluster.pods.get(owner)
+                && !entry.preemption.is_leaving
+            {
                 victims.push(RoomVictim {
                     pod: entry.id(owner),
                     grace_seconds: entry.preemption.evictable_within.unwrap_or_default(),
@@ -297,8 +300,7 @@ impl VictimSearch<'_> {
 
     /// Returns true if the eviction of this pod from the node makes room for another preemptor.
     fn is_promised(&self, uid: &str) -> bool {
-        let promised = self.preemptor.promised.get(self.view.name());
-        promised.is_some_and(|victims| victims.contains(uid))
+        matches!(self.preemptor.promised.get(self.view.name()), Some(victims) if victims.contains(uid))
     }
 
     /// The indices of the budgets that the eviction of a pod draws on: by the rules of the Eviction API if the leader evicts it,
@@ -420,7 +422,7 @@ impl VictimSearch<'_> {
         for owner in self.view.hinted() {
             let entry = self.cluster.pods.get(owner);
             let is_outranked =
-                entry.is_some_and(|entry| entry.preemption.rank.priority < self.preemptor.priority);
+                matches!(entry, Some(entry) if entry.preemption.rank.priority < self.preemptor.priority);
             if (removes_nominations && is_outranked) || owner.as_str() == self.preemptor.demand.uid {
                 outranked.push(owner.clone());
             }

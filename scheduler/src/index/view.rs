@@ -52,7 +52,7 @@ pub(super) fn node(filter: NodeFilter<'_>, id: NodeId, typical: &[RequestedGpus]
     let other_devices = view.other_devices().into_iter();
     Some(Node {
         name: view.name().to_owned(),
-        model: model(state, view),
+        model: model(state, view).unwrap_or_default(),
         unit,
         problems: state.problems.clone(),
         plugin: filter.plugin_problem(view.name()),
@@ -82,21 +82,22 @@ fn other_device(node: NodeView<'_>, view: &DeviceView<'_>) -> OtherDevice {
         minor: view.device.minor,
         healthy: view.device.healthy,
         resources,
-        virtual_functions: Some(functions).filter(|functions| functions.total > 0),
+        virtual_functions: (functions.total > 0).then_some(functions),
         numa: location.and_then(|location| location.numa),
         pcie: location.and_then(|location| location.switch.as_ref().map(ToString::to_string)),
     }
 }
 
 /// The model that a node's label, or else its first GPU, names.
-fn model(state: &NodeState, view: NodeView<'_>) -> String {
-    let labels = state.node.as_ref().and_then(|node| node.metadata.labels.as_ref());
-    if let Some(model) = labels.and_then(|labels| labels.get(GPU_MODEL_LABEL)) {
-        return model.clone();
+fn model(state: &NodeState, view: NodeView<'_>) -> Option<String> {
+    if let Some(node) = &state.node
+        && let Some(labels) = &node.metadata.labels
+        && let Some(model) = labels.get(GPU_MODEL_LABEL)
+    {
+        return Some(model.clone());
     }
-    let gpu = view.inventory().and_then(|inventory| inventory.gpus.first());
-    let model = gpu.and_then(|gpu| gpu.attributes.labels.get(GPU_MODEL_LABEL));
-    model.map(ToString::to_string).unwrap_or_default()
+    let gpu = view.inventory()?.gpus.first()?;
+    Some(gpu.attributes.labels.get(GPU_MODEL_LABEL)?.to_string())
 }
 
 /// The free memory of a GPU on which no typical pod fits; 0 if one does, if no pods are typical, or if the GPU is unhealthy or
@@ -123,11 +124,10 @@ fn gpu(cluster: &Cluster, view: &DeviceView<'_>, typical: &[RequestedGpus], unit
     let used = view.used.plus(view.suspect);
     let used_bytes = used.memory.bytes_ceil();
     let amount = |total: u64, allocated: u64| Amount { total, allocated };
-    let holders = view
-        .holders
-        .iter()
-        .map(|holder| show_holder(cluster, holder, unit));
-    let mut holders: Vec<Holder> = holders.collect();
+    let mut holders = Vec::new();
+    for holder in &view.holders {
+        holders.push(show_holder(cluster, holder, unit));
+    }
     // The engine's order of holders depends on earlier changes; equal states must look equal to clients that compare them.
     holders.sort_by(|a, b| (&a.namespace, &a.name, &a.uid).cmp(&(&b.namespace, &b.name, &b.uid)));
     Gpu {
@@ -226,12 +226,14 @@ pub(crate) fn asked(request: &ParsedRequest, unit: Option<u64>) -> String {
         ParsedRequest::Valid(request) => request,
         ParsedRequest::Invalid(error, _) => return error.to_string(),
     };
-    let gpus = request.gpus.iter().map(|gpus| asked_gpus(gpus, unit));
-    let others = request
-        .others
-        .iter()
-        .map(|(resource, amount)| format!("{resource} {amount}"));
-    gpus.chain(others).collect::<Vec<_>>().join(", ")
+    let mut parts = Vec::new();
+    if let Some(gpus) = &request.gpus {
+        parts.push(asked_gpus(gpus, unit));
+    }
+    for (resource, amount) in &request.others {
+        parts.push(format!("{resource} {amount}"));
+    }
+    parts.join(", ")
 }
 
 fn asked_gpus(gpus: &GpuRequest, unit: Option<u64>) -> String {

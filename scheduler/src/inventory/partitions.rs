@@ -54,13 +54,16 @@ impl ReportedTable {
                 table.problem = Some(error.to_string());
                 (table.partitions, table.is_unreadable) = (Some(Vec::new()), true);
             }
-            // The plugin publishes no table that it cannot read itself, and reports that in this condition.
-            None if is_about_table(condition) => {
-                table.problem = condition.map(|condition| condition.message.clone());
-                table.is_unreadable = condition.is_some_and(|found| found.reason == PARTITIONS_UNREADABLE);
-                table.partitions = table.is_unreadable.then(Vec::new);
+            None => {
+                // The plugin publishes no table that it cannot read itself, and reports that in this condition.
+                if let Some(condition) = condition
+                    && is_about_table(condition)
+                {
+                    table.problem = Some(condition.message.clone());
+                    table.is_unreadable = condition.reason == PARTITIONS_UNREADABLE;
+                    table.partitions = table.is_unreadable.then(Vec::new);
+                }
             }
-            None => {}
         }
         table
     }
@@ -87,7 +90,7 @@ impl ReportedTable {
                 partitions,
             });
         }
-        let is_known = either(GPU_MODEL_LABEL).is_some_and(|model| KNOWN_MODELS.contains(&model))
+        let is_known = KNOWN_MODELS.contains(&either(GPU_MODEL_LABEL).unwrap_or_default())
             && KNOWN_VENDORS.contains(&either(GPU_VENDOR_LABEL).unwrap_or_default())
             && is_whole_board(gpus);
         is_known.then(|| PartitionTable {
@@ -109,9 +112,9 @@ fn is_whole_board(gpus: &[Device]) -> bool {
 }
 
 /// Returns true if the condition has the reason for which the plugin has published no partition table.
-fn is_about_table(condition: Option<&DeviceCondition>) -> bool {
+fn is_about_table(condition: &DeviceCondition) -> bool {
     let reasons = [PARTITIONS_UNREADABLE, PARTITIONS_OF_OTHER_NODE];
-    condition.is_some_and(|found| reasons.contains(&found.reason.as_str()) && found.status != "True")
+    reasons.contains(&condition.reason.as_str()) && condition.status != "True"
 }
 
 /// The first of these minors that none of the GPUs has.
@@ -120,13 +123,13 @@ fn missing_gpu<'a>(minors: impl IntoIterator<Item = &'a u32>, gpus: &[Device]) -
     minors.find(|minor| gpus.iter().all(|gpu| gpu.minor != *minor))
 }
 
-/// The partitions all of whose GPUs are listed, and the problem of the others. A partition with a GPU that is not there could
-/// never be allocated, and with the highest score it would keep pods that demand this score waiting.
+/// The partitions all of whose GPUs are listed, and the problem of the others.
 fn with_listed_gpus(partitions: Vec<Partition>, gpus: &[Device]) -> (Vec<Partition>, Option<String>) {
     let (mut listed, mut others) = (Vec::new(), Vec::new());
     for partition in partitions {
         match missing_gpu(&partition.minors, gpus) {
             None => listed.push(partition),
+            // It could never be allocated, and with the highest score it would keep pods that demand this score waiting.
             Some(minor) => others.push((partition.minors, minor)),
         }
     }

@@ -53,6 +53,7 @@ pub(super) fn plans(
         }
     };
     for node in cheapest {
+        // One node is searched in any case, however long the count of pods took.
         if plans.n_searched > 0 && now().saturating_duration_since(began) > SEARCH_LIMIT {
             break;
         }
@@ -65,8 +66,8 @@ pub(super) fn plans(
             RoomSearch::Nothing => {}
         }
     }
-    let rank = |room: &NodeRoom| (refusing.contains(&room.node), room.cost, room.node.clone());
-    plans.best.sort_by_cached_key(rank);
+    let best = &mut plans.best;
+    best.sort_by_cached_key(|room| (refusing.contains(&room.node), room.cost, room.node.clone()));
     plans.best.truncate(MAX_PLANS);
     plans
 }

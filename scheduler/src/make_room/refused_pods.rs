@@ -59,6 +59,7 @@ impl RefusedPods {
             self.assign_number(node);
             set.insert(node);
         }
+        // Many sets are kept, and each may have a bit for every node.
         set.0.shrink_to_fit();
         let first_refused = self.pods.get(&*id.uid).map_or(now, |known| known.first_refused);
         if !self.pods.contains_key(&*id.uid) && self.pods.len() >= MAX_PODS {

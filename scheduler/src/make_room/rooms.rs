@@ -162,9 +162,7 @@ impl Rooms {
 
     /// Returns true if a plan for the pod has failed such that no other is made for a while.
     pub(super) fn is_resting(&self, uid: &str, now: Instant) -> bool {
-        let verdict = self.verdicts.get(uid);
-        let until = verdict.and_then(|(verdict, _)| verdict.rests_until);
-        until.is_some_and(|until| now < until)
+        matches!(self.verdicts.get(uid), Some((verdict, _)) if verdict.rests_until > Some(now))
     }
 
     /// Begins a turn; returns true if it is the most important pod's, and false if it is that of the pod whose last turn is
@@ -175,11 +173,10 @@ impl Rooms {
     }
 
     pub(super) fn time_of_verdict(&self, uid: &str) -> Option<Instant> {
-        self.verdicts.get(uid).map(|(_, at)| *at)
+        Some(self.verdicts.get(uid)?.1)
     }
 
-    /// Forgets the answers about pods that do not wait any more, and that no room is being made for. That of a pod which fits for
-    /// a moment stays, so that the same answer is not taken for a new one.
+    /// Forgets the answers about pods that do not wait any more, and that no room is being made for.
     pub(super) fn retain_verdicts(
         &mut self,
         refused: &RefusedPods,
@@ -188,6 +185,7 @@ impl Rooms {
     ) {
         let held = &self.held;
         self.verdicts.retain(|uid, (_, at)| {
+            // The answer about a pod that fits for a moment stays, so that the same one is not taken for a new one later.
             let is_new = now.saturating_duration_since(*at) < REMEMBERED_FOR;
             held.contains_key(uid) || ((is_new || refused.contains(uid)) && waits(uid))
         });

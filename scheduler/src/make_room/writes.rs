@@ -82,7 +82,7 @@ impl RoomWriter {
         let PodId { namespace, name, uid } = pod;
         let version = &found.metadata.resource_version;
         let metadata = json!({"namespace": namespace, "name": name, "uid": uid, "resourceVersion": version});
-        let status = node.map_or_else(|| json!({}), |node| json!({"nominatedNodeName": node}));
+        let status = node.map_or(json!({}), |node| json!({"nominatedNodeName": node}));
         let object = json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "status": status});
         // Applied, so that the API server notes whose nomination it is: the next leader, and the end of a hold, go by that.
         let path = format!(
@@ -95,10 +95,10 @@ impl RoomWriter {
         outcome(&self.write(written).await?)
     }
 
-    /// Sends one write, if this replica certainly leads until it is over. It counts as a bind, for whose end the replica waits
-    /// before it releases the Lease.
+    /// Sends one write, if this replica certainly leads until it is over.
     async fn write(&self, write: impl Future<Output = Result<Answer, String>>) -> Result<Answer, WriteError> {
         let leadership = &self.0.leadership;
+        // It counts as a bind, for whose end the replica waits before it releases the Lease.
         let began = leadership.begin_bind(now());
         let _in_work = began.map_err(|_| WriteError::NotLeading)?;
         if !leadership.covers(now(), now() + WRITE_LIMIT) {

@@ -60,7 +60,7 @@ impl PluginPod {
             uid: pod.uid().into(),
             is_leaving: pod.is_deleting() || pod.is_terminal(),
             started,
-            is_ready: started.is_some() && container.is_some_and(|container| container.ready),
+            is_ready: started.is_some() && matches!(container, Some(container) if container.ready),
             is_silent: false,
             metrics: metrics_address(pod),
             list,
@@ -68,12 +68,12 @@ impl PluginPod {
         Some((node, plugin_pod))
     }
 
-    /// Returns true if kubelet can admit pods by this plugin. The report of the process that runs counts for more than the probe,
-    /// since kubelet probes only every few seconds.
+    /// Returns true if kubelet can admit pods by this plugin.
     fn serves(&self, state: Option<&PluginState>) -> bool {
         let Some(started) = self.started.filter(|_| !self.is_leaving) else {
             return false;
         };
+        // The report of the process that runs counts for more than the probe: kubelet probes only every few seconds.
         if let Some(state) = state
             // A report from before the start of the container was written by its predecessor.
             && state.since >= started
@@ -101,11 +101,9 @@ fn metrics_address(pod: &Pod) -> Option<SocketAddr> {
 impl PluginEvidence {
     /// The UID of the plugin's pod that runs and serves metrics, and the address of its metrics.
     pub(super) fn metrics(&self) -> Option<(&str, SocketAddr)> {
-        let mut running = self
-            .pods
-            .iter()
-            .filter(|pod| pod.started.is_some() && !pod.is_leaving);
-        running.find_map(|pod| Some((&*pod.uid, pod.metrics?)))
+        let mut pods = self.pods.iter();
+        let pod = pods.find(|pod| pod.started.is_some() && !pod.is_leaving && pod.metrics.is_some())?;
+        Some((&*pod.uid, pod.metrics?))
     }
 
     /// Adds or replaces a pod of the plugin. Returns true if the process of the pod has ended since the last call, without a
@@ -132,6 +130,7 @@ impl PluginEvidence {
     }
 
     pub(super) fn set_state(&mut self, state: Option<PluginState>) {
+        // Watches go on to show the annotation of a plugin that has been gone for long.
         if self.state == state || (state.is_some() && self.outdated == state) {
             return;
         }
@@ -144,6 +143,7 @@ impl PluginEvidence {
             }
         }
         self.state = state;
+        // A process that reports does not hang.
         for pod in &mut self.pods {
             pod.is_silent = false;
         }
@@ -178,8 +178,7 @@ impl PluginEvidence {
     pub(super) fn began_to_serve_after(&self, at: Timestamp) -> bool {
         // Kubernetes writes times of containers in whole seconds, so that equal seconds prove no order.
         let is_later = |since: Timestamp| since.as_second() > at.as_second();
-        let state = self.state.as_ref();
-        state.is_some_and(|state| state.serving && is_later(state.since))
+        matches!(&self.state, Some(state) if state.serving && is_later(state.since))
             || (self.pods.iter()).any(|pod| pod.is_ready && pod.started.is_some_and(is_later))
     }
 
