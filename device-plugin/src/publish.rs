@@ -217,7 +217,7 @@ impl NodePublisher {
     fn wanted_device(&mut self, fleet: &NodeFleet, node: &Node, stored: &StoredDevice) -> Device {
         let stored = stored.object();
         // Until an annotation is known, that of an earlier process stands: without it the scheduler would count devices as free.
-        let stored_annotation = |key| stored.and_then(|stored| stored.annotations().get(key).cloned());
+        let stored_annotation = |key| stored?.annotations().get(key).cloned();
         let overrides = Arc::clone(&self.inputs.overrides.borrow_and_update());
         let allocations = self.inputs.kubelet_allocations.borrow_and_update().clone();
         let kubelet_allocations = match &allocations {
@@ -249,7 +249,7 @@ impl NodePublisher {
         // The watch may not show the last write yet, whose conditions have the right transition times.
         match &self.applied {
             Some((device, _)) => Some(device.spec.clone()),
-            None => stored.and_then(|stored| stored.read().ok()),
+            None => stored?.read().ok(),
         }
     }
 

@@ -33,6 +33,7 @@ impl RootDir {
         let mut n_links = 0;
         while let Some(name) = remaining.pop_front() {
             if name == ".." {
+                // At the root nothing is left to pop: its `..` is the root itself.
                 below.pop();
                 continue;
             }
@@ -48,6 +49,7 @@ impl RootDir {
             }
             let target = fs::read_link(&found).ok()?;
             if target.is_absolute() {
+                // An absolute link begins at that system's root, and not at the root of this process.
                 below = PathBuf::new();
             }
             let mut of_target = names(&target);

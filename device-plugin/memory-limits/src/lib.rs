@@ -72,7 +72,7 @@ pub fn cgroup_memory(device: &Device<'_>, cgroup: &Path) -> Result<CgroupMemory,
     let symbol = unsafe { library.get::<Option<GetMemoryLimits>>(SYMBOL) };
     // The function pointer outlives the symbol. The library stays loaded: `device` borrows the session that unloads it at its
     // end.
-    let Some(get_memory_limits) = symbol.ok().and_then(|symbol| *symbol) else {
+    let Ok(&Some(get_memory_limits)) = symbol.as_deref() else {
         return Ok(CgroupMemory::NoFunction);
     };
     let mut limits = RawLimits {

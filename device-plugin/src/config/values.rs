@@ -49,11 +49,12 @@ pub(super) fn check_extended_resource(text: &str) -> Result<(), String> {
 
 /// True if the text is a DNS subdomain, which names of Kubernetes objects are: lower-case labels, separated by dots.
 pub(super) fn is_dns_subdomain(text: &str) -> bool {
-    let is_label = |label: &str| {
-        let is_inner = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
-        !label.is_empty() && !label.starts_with('-') && !label.ends_with('-') && label.bytes().all(is_inner)
-    };
-    text.len() <= 253 && text.split('.').all(is_label)
+    text.len() <= 253 && text.split('.').all(is_dns_label)
+}
+
+fn is_dns_label(label: &str) -> bool {
+    let is_inner = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
+    !label.is_empty() && !label.starts_with('-') && !label.ends_with('-') && label.bytes().all(is_inner)
 }
 
 /// Parses the memory of a GPU into bytes.

@@ -83,7 +83,7 @@ impl NumberedIds {
         let Some(count) = self.count else {
             return number.is_empty();
         };
-        parse_number(number).is_some_and(|n| n < count || self.kept.contains(&n))
+        matches!(parse_number(number), Some(n) if n < count || self.kept.contains(&n))
     }
 
     /// Keeps the IDs among `allocated` with numbers from `count` on and below `end`, the count of units in all memory of the GPU.
@@ -150,8 +150,8 @@ impl IdScheme {
         let bytes = scheme.list_bytes(&memory);
         if bytes > MAX_LIST_BYTES {
             let fits = |mib| {
-                let unit = unit_of(mib);
-                unit.is_some_and(|unit| scheme.list_bytes(&memory_ids(gpus, &stems, unit)) <= MAX_LIST_BYTES)
+                let Some(unit) = unit_of(mib) else { return false };
+                scheme.list_bytes(&memory_ids(gpus, &stems, unit)) <= MAX_LIST_BYTES
             };
             let fitting = first_true(1, MAX_UNIT_MIB, fits).and_then(unit_of);
             let fitting = fitting.ok_or(TooLong::AnyUnit)?;
@@ -264,7 +264,7 @@ impl IdScheme {
 
 fn parse_number(digits: &str) -> Option<u64> {
     // The parser alone would accept a sign.
-    let is_number = digits.bytes().all(|byte| byte.is_ascii_digit());
+    let is_number = digits.as_bytes().iter().all(u8::is_ascii_digit);
     digits.parse().ok().filter(|_| is_number)
 }
 

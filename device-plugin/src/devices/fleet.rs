@@ -207,6 +207,7 @@ impl NodeFleet {
                     message: entry.message.to_owned(),
                 });
             }
+            // A record may name one device twice, and holds it once then.
             if !found.contains(&id) {
                 found.push(id);
             }

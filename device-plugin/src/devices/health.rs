@@ -295,6 +295,7 @@ impl Health {
         let device = observation.device.as_ref()?;
         let state = self.devices.get_mut(device)?;
         let (reason, message) = match &observation.kind {
+            // The watch of the fleet acts on these two itself.
             ObservationKind::InventoryChanged | ObservationKind::DriverReplaced(_) => return None,
             ObservationKind::Answered => return state.record_answer(&self.policy, device, now),
             ObservationKind::AnsweredWithoutFault => {

@@ -102,8 +102,9 @@ impl<'a> AssignedDevices<'a> {
         let mut devices = Vec::new();
         for key in keys {
             let mut entries = fleet.devices_of(device_type);
-            let entry = entries.find(|entry| entry.device.id == key.id);
-            devices.extend(entry.map(|entry| &entry.device));
+            if let Some(entry) = entries.find(|entry| entry.device.id == key.id) {
+                devices.push(&entry.device);
+            }
         }
         Self::Others(devices)
     }

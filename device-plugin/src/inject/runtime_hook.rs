@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::anyhow;
+use anyhow::{anyhow, bail};
 use proto::nri::api::{Container, ContainerAdjustment, PodSandbox};
 use proto::nri::code;
 use proto::nri::ttrpc::Status;
@@ -209,13 +209,15 @@ pub(crate) async fn serve_runtime(hook: RuntimeHook, socket: PathBuf) {
 
 /// Connects to the container runtime's socket for its Node Resource Interface, and answers its calls until the connection ends.
 async fn connect(hook: &RuntimeHook, socket: &Path) -> anyhow::Result<()> {
-    let stream = UnixStream::connect(socket).await.map_err(|error| {
-        if error.kind() == io::ErrorKind::NotFound {
-            anyhow!("there is no socket: the container runtime has no Node Resource Interface, or it is turned off")
-        } else {
-            anyhow!(error).context("cannot connect")
+    let stream = match UnixStream::connect(socket).await {
+        Ok(stream) => stream,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            bail!(
+                "there is no socket: the container runtime has no Node Resource Interface, or it is turned off"
+            )
         }
-    })?;
+        Err(error) => return Err(anyhow!(error).context("cannot connect")),
+    };
     session::run(stream, hook).await
 }
 

@@ -69,7 +69,8 @@ fn resources_to_list(
     let mut resources = Vec::new();
     for resource in ExtendedResource::ALL {
         if let Some(name) = names.of(resource)
-            && let Some(ids) = by_name.remove(name).filter(|ids| !ids.is_empty())
+            && let Some(ids) = by_name.remove(name)
+            && !ids.is_empty()
         {
             resources.push(ListedResource {
                 resource,

@@ -183,6 +183,7 @@ impl<'a> Choice<'a> {
             return 0;
         };
         if !std::mem::replace(is_sorted, true) {
+            // Numbers have no leading zeros: of two IDs of a device the longer one has the higher number.
             ids.sort_by_key(|id| Reverse((id.len(), *id)));
         }
         let taken = ids.split_off(ids.len() - ids.len().min(missing));
@@ -199,11 +200,11 @@ impl<'a> Choice<'a> {
         if missing == 0 {
             return None;
         }
-        let best = self.free.iter().min_by_key(|(device, free)| {
+        let (device, _) = self.free.iter().min_by_key(|(device, free)| {
             let n_free = free.ids.len();
             (n_free < missing, n_free.abs_diff(missing), **device)
-        });
-        best.map(|(device, _)| *device)
+        })?;
+        Some(*device)
     }
 }
 

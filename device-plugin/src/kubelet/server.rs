@@ -151,6 +151,7 @@ impl DevicePlugin for DeviceService {
     }
 
     async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
+        // The receiver comes first: to the registration, an opened channel without one is a stream that kubelet has closed.
         let open = self.streams.subscribe();
         self.streams.send_replace(true);
         let listing = DeviceListing {

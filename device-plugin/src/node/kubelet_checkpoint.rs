@@ -211,6 +211,7 @@ fn of_all_nodes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String
     let by_node = Option::<BTreeMap<String, Option<Vec<String>>>>::deserialize(deserializer)?;
     let lists = by_node.unwrap_or_default().into_values().flatten();
     let mut ids: Vec<String> = lists.flatten().collect();
+    // Sorted as the IDs of kubelet's calls are, with which they are compared.
     ids.sort();
     Ok(ids)
 }

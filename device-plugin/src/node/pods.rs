@@ -272,9 +272,13 @@ pub(crate) fn has_record(annotations: &BTreeMap<String, String>) -> bool {
 
 /// Doubts about the pod's request; none about amounts that break a rule.
 fn doubts(pod: &Pod, names: &ResourceNames) -> Vec<(&'static str, String)> {
-    let request = PodRequest::read(pod, names).ok().flatten();
-    let tiny = request.and_then(|request| request.gpus?.warning());
-    let mut doubts: Vec<_> = tiny.map(|text| ("GPUMemoryTiny", text)).into_iter().collect();
+    let mut doubts = Vec::new();
+    if let Ok(Some(request)) = PodRequest::read(pod, names)
+        && let Some(gpus) = request.gpus
+        && let Some(text) = gpus.warning()
+    {
+        doubts.push(("GPUMemoryTiny", text));
+    }
     if let Err(error) = GroupWish::read(pod.metadata.annotations.as_ref()) {
         let text = format!(
             "{error}. The pod was placed as with the domain any: correct the annotation and create the pod again."
@@ -382,7 +386,9 @@ impl NodePods {
         }
         // An older record is more complete: annotations may lose their keys one after the other.
         let whole = self.lost.remove(uid).or(before);
-        if let Some(whole) = whole.filter(|whole| now.is_none_or(|now| now.lacks_annotations_of(whole))) {
+        if let Some(whole) = whole
+            && now.is_none_or(|now| now.lacks_annotations_of(&whole))
+        {
             self.lost.insert(uid.clone(), whole);
         }
     }
@@ -475,7 +481,7 @@ impl NodePods {
             let Some((pod, annotated)) = self.by_uid.get(uid).zip(self.annotated.get(uid)) else {
                 continue;
             };
-            if annotated.as_ref().ok().map(|annotated| &annotated.allocations) != Some(record) {
+            if !matches!(annotated, Ok(annotated) if annotated.allocations == *record) {
                 behind.push((pod.clone(), record.clone()));
             }
         }

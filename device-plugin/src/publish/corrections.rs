@@ -55,7 +55,7 @@ async fn load_xids(
     };
     // If one of the two boot IDs is not known, the XIDs count: a GPU that is wrongly unhealthy is the smaller harm.
     let before = device.annotations().get(BOOT_ID);
-    if before.zip(boot_id).is_some_and(|(before, now)| before != now) {
+    if matches!(before.zip(boot_id), Some((before, now)) if before != now) {
         info!("this node has booted since its Device object was written, so its devices have been reset");
         return Vec::new();
     }
@@ -94,7 +94,7 @@ async fn read_device(devices: &Api<RawDevice>, node: &str, backoff: &mut Backoff
             Err(error) => error,
         };
         // A refusal, which another attempt would get too, and containers must start in the end.
-        if error.status().is_some_and(|code| code < 500 && code != 429) {
+        if matches!(error.status(), Some(code) if code < 500 && code != 429) {
             let outcome = "the present Device object cannot be read, so all devices start as healthy";
             warn!(error = one_line(&error), "{outcome}");
             return None;
@@ -117,9 +117,8 @@ async fn clear_devices(
 ) {
     while device.changed().await.is_ok() {
         let stored = device.borrow_and_update().clone();
-        let object = stored.object();
-        let value = object.and_then(|object| object.annotations().get(CLEAR_UNHEALTHY));
-        let Some((value, object)) = value.zip(object) else {
+        let Some(object) = stored.object() else { continue };
+        let Some(value) = object.annotations().get(CLEAR_UNHEALTHY) else {
             continue;
         };
         let node = object.name_any();

@@ -89,7 +89,7 @@ impl HealthTracker {
                     actions.push(HealthAction::PodEvent(pod.uid.clone(), "GPUUnhealthy", message));
                 }
                 let last = self.evicted.get(&pod.uid);
-                let is_recent = last.is_some_and(|last| *last + EVICTION_RETRY > now);
+                let is_recent = matches!(last, Some(last) if *last + EVICTION_RETRY > now);
                 if self.evicts && !pod.deleting && now >= *since + EVICTION_GRACE && !is_recent {
                     // A disruption budget may refuse the eviction for long, so it is not requested at every change.
                     self.evicted.insert(pod.uid.clone(), now);
@@ -156,13 +156,10 @@ impl HealthTracker {
     fn report_unknown(&mut self, pods: &NodePods) -> Vec<HealthAction> {
         let mut unknown = BTreeSet::new();
         for pod in pods.live() {
-            let records = pod.placement.iter();
-            for name in records.flat_map(|placement| placement.names(ExtendedResource::Whole)) {
+            let Ok(placement) = &pod.placement else { continue };
+            for name in placement.names(ExtendedResource::Whole) {
                 let mut devices = self.devices.iter().flatten();
-                let is_known = |((device_type, _), device): (&DeviceId, &DeviceState)| {
-                    device_type == TYPE_GPU && name.is(&device.key)
-                };
-                if !devices.any(is_known) {
+                if !devices.any(|((kind, _), device)| kind == TYPE_GPU && name.is(&device.key)) {
                     unknown.insert((pod.uid.clone(), name.clone()));
                 }
             }
@@ -194,7 +191,7 @@ impl HealthTracker {
                 let due = *since + EVICTION_GRACE;
                 // An eviction that was due is tried again after a while: it was refused, or the pod is not gone yet.
                 let due = if due > now { due } else { now + EVICTION_RETRY };
-                next = Some(next.map_or(due, |next| due.min(next)));
+                next = Some(due.min(next.unwrap_or(due)));
             }
         }
         next

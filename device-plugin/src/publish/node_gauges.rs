@@ -128,6 +128,7 @@ fn write_injection(encoder: &mut DescriptorEncoder<'_>, injection: &Injection) -
     let is_exposed = match injection.exposure {
         None => false,
         Some(Exposure::EveryPod | Exposure::RuntimeClass(_)) => true,
+        // A value of 0 would pass for proof that no image sees the GPUs.
         Some(Exposure::Unknown(_)) => return Ok(()),
     };
     let help =

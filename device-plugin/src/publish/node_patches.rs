@@ -12,7 +12,7 @@ use proto::device::{
 };
 use proto::kubelet_allocations::DEVICES_CHECKPOINTS;
 use proto::memory_unit::MemoryUnit;
-use proto::node::{CONDITION_SHARING_READY, Node, NodeCondition};
+use proto::node::{CONDITION_SHARING_READY, Node};
 use proto::plugin_reports::PODS_WITHOUT_DEVICES;
 use proto::pod::QuantityText;
 use proto::quantity::Quantity;
@@ -94,6 +94,7 @@ pub fn labels(node: &Node, of_device: &BTreeMap<String, String>) -> Option<Value
 /// The patch of the annotation whose value changes with the Device object, so that kube-scheduler tries refused pods again.
 pub(crate) fn revision(node: &Node, device: &RawDevice) -> Option<Value> {
     // kube-scheduler watches no Device objects: it tries a refused pod again only when a node or a pod changes.
+    // Another version of Rust may hash otherwise, after which kube-scheduler tries refused pods once more than it needs to.
     let mut hasher = DefaultHasher::new();
     // The generation changes with every change of the devices, undone ones included. It does not change with annotations.
     device.metadata.uid.hash(&mut hasher);
@@ -117,10 +118,10 @@ pub(crate) fn condition(node: &Node, absence: Option<&Absence>, now: DateTime<Ut
         before?;
         ("True", "GPUsFound", "the plugin has devices to share")
     };
-    let is_same = |before: &NodeCondition| {
-        (&*before.reason, &*before.message) == (reason, message) && before.status == status
-    };
-    if before.is_some_and(is_same) {
+    if let Some(before) = before
+        && (&*before.reason, &*before.message) == (reason, message)
+        && before.status == status
+    {
         return None;
     }
     let now = now.to_rfc3339_opts(SecondsFormat::Secs, true);

@@ -103,13 +103,13 @@ fn without_versions<K: Resource>(mut found: K) -> K {
     found
 }
 
-/// Passes on a value if it differs from the last one, so that receivers wake only for a change.
-fn send_if_changed<T: PartialEq>(sender: &watch::Sender<T>, now: T) {
+/// Passes on a value, and returns true, if it differs from the last one, so that receivers wake only for a change.
+pub(crate) fn send_if_changed<T: PartialEq>(sender: &watch::Sender<T>, now: T) -> bool {
     sender.send_if_modified(|stored| {
         let is_changed = *stored != now;
         *stored = now;
         is_changed
-    });
+    })
 }
 
 #[cfg(test)]

@@ -183,6 +183,7 @@ fn allocations_by_answers(
         if entry.resource_name != ours {
             continue;
         }
+        // An answer that does not parse names no device, and the IDs count as below.
         let answer = ContainerAllocateResponse::decode(entry.alloc_resp.as_slice()).unwrap_or_default();
         let pod = PodKey::Uid(PodUid::from(entry.pod_uid.as_str()));
         let mut allocation =

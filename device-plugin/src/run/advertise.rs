@@ -76,22 +76,11 @@ pub(super) async fn whole_published(
     mut device: watch::Receiver<StoredDevice>,
     mut allocations: watch::Receiver<Option<KubeletAllocations>>,
 ) {
-    let is_published = |stored: &StoredDevice, allocations: Option<&KubeletAllocations>| {
-        let (StoredDevice::Present(object), Some(allocations)) = (stored, allocations) else {
-            return false;
-        };
-        let serves = object.labels().get(SERVES_VENDOR_LABEL);
-        let list = allocations.annotation();
-        serves.is_some_and(|value| value == "true")
-            // A list that no annotation can hold is never published, and the scheduler would count its GPUs as free.
-            && (list.is_some() || allocations.entries.is_empty())
-            && object.annotations().get(DEVICES_CHECKPOINTS) == list.as_ref()
-    };
-    if !is_published(&device.borrow(), allocations.borrow().as_ref()) {
+    if !is_whole_published(&device.borrow(), allocations.borrow().as_ref()) {
         let list = "lists the GPUs of other schedulers' pods";
         info!("registering whole GPUs once the Device object has this plugin's label and {list}");
     }
-    while !is_published(
+    while !is_whole_published(
         &device.borrow_and_update(),
         allocations.borrow_and_update().as_ref(),
     ) {
@@ -104,12 +93,24 @@ pub(super) async fn whole_published(
     }
 }
 
+fn is_whole_published(stored: &StoredDevice, allocations: Option<&KubeletAllocations>) -> bool {
+    let (StoredDevice::Present(object), Some(allocations)) = (stored, allocations) else {
+        return false;
+    };
+    let serves = object.labels().get(SERVES_VENDOR_LABEL).map(String::as_str);
+    let list = allocations.annotation();
+    serves == Some("true")
+        // A list that no annotation can hold is never published, and the scheduler would count its GPUs as free.
+        && (list.is_some() || allocations.entries.is_empty())
+        && object.annotations().get(DEVICES_CHECKPOINTS) == list.as_ref()
+}
+
 /// Waits until the Node in the API server has the size of the memory unit. From then on the publisher keeps it there.
 pub(super) async fn unit_published(mut node: watch::Receiver<Option<Node>>, settings: &NodeSettings) {
     let (names, unit) = (&settings.names.cluster, settings.memory_unit);
-    let is_published = |node: &Option<Node>| {
-        let node = node.as_ref();
-        node.is_some_and(|node| node_patches::memory_unit(node, names, unit).is_none())
+    let is_published = |node: &Option<Node>| match node {
+        Some(node) => node_patches::memory_unit(node, names, unit).is_none(),
+        None => false,
     };
     if !is_published(&node.borrow()) {
         info!(resource = names.memory, %unit, "registering once the node's annotation has the memory unit");

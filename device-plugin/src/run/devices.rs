@@ -21,6 +21,7 @@ use crate::devices::inventory::{InventoryError, NodeInventory};
 use crate::inject::runtime_hook::seen::SeenGpus;
 use crate::node::pods::NodePods;
 use crate::publish::node_patches::Absence;
+use crate::publish::own_objects::send_if_changed;
 use crate::start::node_state::NodeState;
 
 use super::tasks;
@@ -65,12 +66,7 @@ pub(super) async fn find_devices(
             let connection = Connection::new().await?;
             publishing.insert(publish_no_devices(config, &connection, absence.subscribe())?)
         };
-        let is_new = absence.send_if_modified(|present| {
-            let is_new = present.as_ref() != Some(&found);
-            *present = Some(found.clone());
-            is_new
-        });
-        if is_new {
+        if send_if_changed(absence, Some(found.clone())) {
             recorder.node(EventType::Warning, found.reason, found.message);
         }
         tokio::select! {

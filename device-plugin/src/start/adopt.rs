@@ -55,9 +55,8 @@ pub(super) async fn adopt(
     written.map_err(|error| not_adopted(one_line(&error)))?;
     // The verification after this goes by the record that the watch shows.
     let mut pods = node.pods.clone();
-    let is_shown = |pods: &NodePods| match pods.get(&pod.uid).map(|pod| &pod.placement) {
-        Some(Ok(placement)) => placement.allocations == record.allocations,
-        Some(Err(_)) => false,
+    let is_shown = |pods: &NodePods| match pods.get(&pod.uid) {
+        Some(shown) => matches!(&shown.placement, Ok(shown) if shown.allocations == record.allocations),
         // The pod is gone, and there is nothing to wait for.
         None => true,
     };
@@ -174,10 +173,10 @@ fn new_record(node: &NodeState, pod: &NodePod, gpus: &[Gpu]) -> Result<Record, S
             ..DeviceAllocation::default()
         };
         for (name, amount) in amounts {
-            let quantity = amount.map(Quantity::from_unsigned);
-            device
-                .resources
-                .extend(quantity.map(|quantity| (name.to_owned(), quantity)));
+            if let Some(amount) = amount {
+                let quantity = Quantity::from_unsigned(amount);
+                device.resources.insert(name.to_owned(), quantity);
+            }
         }
         devices.push(device);
     }
@@ -186,6 +185,7 @@ fn new_record(node: &NodeState, pod: &NodePod, gpus: &[Gpu]) -> Result<Record, S
             idx: gpu.minor,
             pod_units: units,
             device_units: node.settings.memory_unit.units_in(gpu.memory_bytes),
+            // The task in `assigned` marks the pod once kubelet has given it all of its devices.
             assigned: false,
         }),
         _ => None,
@@ -218,11 +218,11 @@ pub(super) fn removed_record(
     {
         return Some(lost.to_record());
     }
-    if pod.placement.is_ok() || pod.sees_all || !was_placed {
+    // The amounts of other devices do not follow from the devices that a container sees.
+    if pod.placement.is_ok() || pod.sees_all || !was_placed || asks_for_other_types(pod) {
         return None;
     }
-    // The amounts of other devices do not follow from the devices that a container sees.
-    let Some(Visible::Devices(uuids)) = seen.get(TYPE_GPU).filter(|_| !asks_for_other_types(pod)) else {
+    let Some(Visible::Devices(uuids)) = seen.get(TYPE_GPU) else {
         return None;
     };
     let gpus = known_gpus(evidence.fleet, uuids.iter());

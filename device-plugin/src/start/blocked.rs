@@ -120,6 +120,7 @@ impl BlockedStarts {
     pub(super) fn insert(&self, resource: ExtendedResource, ids: &[String], blocked: &StartBlocked) {
         let now = Instant::now();
         let mut containers = self.lock();
+        // kubelet gives a container up without a call to the plugin, so an entry that no try renews has to go by its age.
         containers.retain(|_, (_, since)| now - *since < FORGOTTEN);
         containers.insert((resource, ids.to_vec()), (blocked.label(), now));
     }

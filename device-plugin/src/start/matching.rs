@@ -280,13 +280,8 @@ fn match_new_pod(pods: &NodePods, log: &AllocateLog, call: &Call<'_>) -> Option<
 /// of `choice` that pod would use devices that are counted for another pod.
 fn earlier_unplaced(pods: &NodePods, log: &AllocateLog, call: &Call<'_>, choice: &Match) -> Option<Match> {
     let place = |uid: &PodUid| (log.is_uncertain(uid), pods.arrival(uid));
-    let earlier = pods.iter().filter(|pod| place(&pod.uid) < place(&choice.pod));
-    first_unplaced(
-        pods,
-        earlier.filter(|pod| !is_passed_over(pods, pod, log)),
-        log,
-        call,
-    )
+    let is_earlier = |pod: &&NodePod| place(&pod.uid) < place(&choice.pod) && !is_passed_over(pods, pod, log);
+    first_unplaced(pods, pods.iter().filter(is_earlier), log, call)
 }
 
 /// The match with the first of these pods to arrive that has no usable allocation record and waits for the call.
@@ -311,7 +306,7 @@ fn first_candidate<'a, T>(
     log: &AllocateLog,
     call: &Call<'_>,
 ) -> Option<(&'a NodePod, T)> {
-    let best = candidates.into_iter().min_by_key(|(placement, pod, _)| {
+    let (_, pod, value) = candidates.into_iter().min_by_key(|(placement, pod, _)| {
         (
             !placement.includes(call.resource, call.devices),
             log.is_uncertain(&pod.uid),
@@ -319,8 +314,8 @@ fn first_candidate<'a, T>(
             // The rest makes the order the same in every process.
             [&pod.namespace, &pod.name, pod.uid.as_str()],
         )
-    });
-    best.map(|(_, pod, value)| (pod, value))
+    })?;
+    Some((pod, value))
 }
 
 /// The match of this call with another pod, for which kubelet can have made the calls that were matched with `mistaken` too. The
@@ -354,7 +349,7 @@ fn find_correction(
     }
     let (_, likeliest) = first_candidate(explaining, log, call)?;
     let record_of = log.plan.record_of(&mistaken.uid).clone();
-    let placement = pods.get(&record_of).and_then(|pod| pod.record());
+    let placement = pods.get(&record_of).and_then(NodePod::record);
     let corrected = Match {
         placement: placement.cloned(),
         record_of,
@@ -399,8 +394,8 @@ fn match_doubtful(pods: &NodePods, log: &AllocateLog, call: &Call<'_>) -> Option
             resumed.push((placement, pod, found));
         }
     }
-    let found = first_candidate(doubtful, log, call).or_else(|| first_candidate(resumed, log, call));
-    found.map(|(_, found)| found)
+    let first = first_candidate(doubtful, log, call).or_else(|| first_candidate(resumed, log, call));
+    Some(first?.1)
 }
 
 /// The match with the first container of the pod that requests as much; the calls of the containers before it count as answered.

@@ -163,8 +163,8 @@ impl Reconciler {
 
     /// Writes a record for a running pod that the scheduler did not place, or reports the reason that it cannot have one.
     async fn adopt_running(&mut self, allocated: &[Allocated], pod: &NodePod) {
-        let mut own = allocated.iter().filter(|entry| entry.pod == pod.uid);
-        let Some(entry) = own.find(|entry| entry.resource.device_type() == TYPE_GPU) else {
+        let has_gpus = |entry: &&Allocated| entry.pod == pod.uid && entry.resource.device_type() == TYPE_GPU;
+        let Some(entry) = allocated.iter().find(has_gpus) else {
             return;
         };
         let starting = StartingContainer::find(pod.clone(), entry.resource, &entry.ids, allocated, None);
@@ -195,7 +195,7 @@ impl Reconciler {
         // While a start is not decided, a swap or the container's spec may still put the pod right.
         let is_past_help = refusal.is_final() && compared.is_certain;
         let record = record_of_visible(&self.context.node, pod, &compared.seen);
-        let Some(record) = record.filter(|_| is_past_help) else {
+        let (Some(record), true) = (record, is_past_help) else {
             self.report(pod, refusal.event_reason(), refusal.to_string());
             if is_past_help && self.context.evicts_mismatched {
                 self.context.evict(pod).await;

@@ -116,9 +116,8 @@ impl RecordSwaps {
         }
         let (devices, name) = (self.devices.clone(), self.node_name.clone());
         let device = self.send("read", devices.get_opt(&name)).await?;
-        let annotations = device
-            .as_ref()
-            .and_then(|device| device.metadata.annotations.as_ref());
+        let object = device.as_ref();
+        let annotations = object.and_then(|object| object.metadata.annotations.as_ref());
         let mut records = Records::new();
         match plugin_reports::read_swapped_records(annotations) {
             Ok(swapped) => {
@@ -276,6 +275,7 @@ impl RecordSwaps {
                 self.in_doubt.clear();
                 Ok(true)
             }
+            // The API server's answer to a write with an old `resourceVersion`.
             Err(SwapError::Request(error)) if error.status() == Some(409) => Ok(false),
             Err(error) => Err(error),
         }
@@ -289,9 +289,10 @@ impl RecordSwaps {
     ) -> Result<T, SwapError> {
         if self.regained.has_changed().unwrap_or(false) {
             self.regained.mark_unchanged();
+            // Another request of this process was answered after an absence, so this one need not rest.
             self.rest_until = None;
         }
-        if self.rest_until.is_some_and(|until| Instant::now() < until) {
+        if matches!(self.rest_until, Some(until) if Instant::now() < until) {
             return Err(SwapError::Resting(self.node_name.clone()));
         }
         let name = &self.node_name;
@@ -405,7 +406,8 @@ fn annotations(node: &NodeState, pod: &NodePod, allocations: DeviceAllocations) 
     let fleet = node.fleet.borrow();
     if let Some(placement) = pod.record()
         && let Some(before) = placement.gpushare
-        && let Some(gpu) = placement.gpus.first().and_then(|name| fleet.gpu_named(name))
+        && let Some(name) = placement.gpus.first()
+        && let Some(gpu) = fleet.gpu_named(name)
     {
         record.gpushare = Some(GpushareRecord {
             idx: gpu.minor,

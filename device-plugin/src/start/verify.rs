@@ -210,8 +210,8 @@ fn check_all_devices(pod: &NodePod, fleet: &NodeFleet, is_allowed: bool) -> Resu
         return Ok(());
     };
     // The record need not name an unhealthy GPU: the scheduler assigns none.
-    for entry in fleet.gpus.iter().filter(|entry| entry.is_healthy) {
-        if !placement.has_gpu(&entry.device) {
+    for entry in &fleet.gpus {
+        if entry.is_healthy && !placement.has_gpu(&entry.device) {
             return Err(StartRefusal::NotAllDevices {
                 recorded: placement.to_string(),
                 unnamed: entry.device.uuid.clone(),

@@ -174,6 +174,7 @@ impl FleetWatch {
     ) -> Result<bool, String> {
         let mut changes = Vec::new();
         let mut observations = first;
+        // All that wait are applied together, so that the readers of the fleet wake once.
         while let Ok(more) = waiting.try_recv() {
             observations.extend(more);
         }

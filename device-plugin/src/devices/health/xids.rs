@@ -66,6 +66,7 @@ impl FromStr for Xids {
             if let Some(xid) = xid {
                 xids.by_xid.insert(xid, class);
             } else {
+                // The last entry for an XID counts, and `all` is one for every XID.
                 xids.by_xid.clear();
                 xids.others = class;
             }

@@ -59,14 +59,12 @@ fn find_in(root: &RootDir, name: &OsStr) -> Option<PathBuf> {
     let mut folders = Vec::new();
     add_configured_folders(root, Path::new(CONFIGURATION), 0, &mut folders);
     folders.extend(FOLDERS.map(PathBuf::from));
-    folders
-        .into_iter()
-        .map(|folder| folder.join(name))
-        .find_map(usable)
+    folders.into_iter().find_map(|folder| usable(folder.join(name)))
 }
 
 /// The paths of a library in the loader's cache. All versions of its format list paths that end with a zero byte.
 fn cached_paths(cache: &[u8], name: &OsStr) -> Vec<PathBuf> {
+    // The slash keeps out libraries whose longer names end like this one.
     let mut ending = vec![b'/'];
     ending.extend(name.as_bytes());
     let texts = cache.split(|byte| *byte == 0);
@@ -100,11 +98,10 @@ fn add_configured_folders(root: &RootDir, file: &Path, depth: u32, folders: &mut
 
 /// Returns true for a file that a 64-bit program may load: folders for 32-bit programs have a library of the same name.
 fn is_usable(file: &Path) -> bool {
-    let is_file = std::fs::metadata(file).is_ok_and(|metadata| metadata.is_file());
     let mut head = [0; ELF_32.len()];
     // A file that is shorter, or cannot be read, counts as usable: the loader's error then names the problem.
     let _ = File::open(file).and_then(|mut file| file.read_exact(&mut head));
-    is_file && head != ELF_32
+    file.is_file() && head != ELF_32
 }
 
 #[cfg(test)]

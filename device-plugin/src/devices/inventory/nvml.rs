@@ -105,7 +105,7 @@ impl NvmlSource {
             let Some(gpu) = uuid_of(&device) else { continue };
             // Without this GPU the sum would pass for the memory on all GPUs.
             let processes = device.running_compute_processes();
-            for process in processes.map_err(|error| failed("list the processes on a GPU", error))? {
+            for process in processes.map_err(failed("list the processes on a GPU"))? {
                 // The driver does not know the use where it does not manage the memory itself, as in WSL.
                 if let UsedGpuMemory::Used(bytes) = process.used_gpu_memory {
                     uses.push(ProcessMemory {
@@ -130,18 +130,19 @@ impl NvmlSource {
         let mut failure = None;
         for CgroupOnGpu { gpu, cgroup } in cgroups {
             let device = nvml.device_by_uuid(gpu.as_str());
-            let memory = device.and_then(|device| cgroup_memory(&device, cgroup));
-            found.push(memory.unwrap_or_else(|error| {
-                // The container may have ended meanwhile; then NVML cannot open the directory of its cgroup.
-                if !matches!(error, NvmlError::InvalidArg) {
-                    failure.get_or_insert_with(|| {
-                        let problem =
-                            format!("cannot read the memory of cgroup {} on {gpu}", cgroup.display());
-                        InventoryError::failed(problem, error)
-                    });
+            let error = match device.and_then(|device| cgroup_memory(&device, cgroup)) {
+                Ok(memory) => {
+                    found.push(memory);
+                    continue;
                 }
-                CgroupMemory::NotLimited
-            }));
+                Err(error) => error,
+            };
+            found.push(CgroupMemory::NotLimited);
+            // The container may have ended meanwhile; then NVML cannot open the directory of its cgroup.
+            if failure.is_none() && !matches!(error, NvmlError::InvalidArg) {
+                let problem = format!("cannot read the memory of cgroup {} on {gpu}", cgroup.display());
+                failure = Some(InventoryError::failed(problem, error));
+            }
         }
         Ok((found, failure))
     }
@@ -153,8 +154,11 @@ impl NvmlSource {
 
     fn open(&self) -> Result<Nvml, InventoryError> {
         let library = self.find_library()?;
-        let opened = Nvml::builder().lib_path(library.as_os_str()).init();
-        opened.map_err(|error| match error {
+        let error = match Nvml::builder().lib_path(library.as_os_str()).init() {
+            Ok(nvml) => return Ok(nvml),
+            Err(error) => error,
+        };
+        Err(match error {
             NvmlError::LibloadingError(_) | NvmlError::FailedToLoadSymbol(_) if self.is_stale_container() => {
                 InventoryError::DriverReplaced {
                     how: "it was installed after this container was created, or the container runtime gives this container no library; \
@@ -187,7 +191,7 @@ impl NvmlSource {
                 "{} is of another version than the loaded NVIDIA kernel driver: load the driver's modules again, or reboot this node",
                 library.display()
             )),
-            error => failed("open a session", error),
+            error => failed("open a session")(error),
         })
     }
 
@@ -311,9 +315,9 @@ impl NvmlSource {
         let file = folder.join("information");
         let text = fs::read_to_string(&file)
             .map_err(|error| format!("{UNSUPPORTED} {} cannot be read: {error}", file.display()))?;
-        let mut numbers = text.lines().filter_map(|line| line.strip_prefix("Device Minor:"));
-        let number = numbers.next().and_then(|number| number.trim().parse().ok());
-        number.ok_or_else(|| format!("{UNSUPPORTED} {} does not name it", file.display()))
+        let number = text.lines().find_map(|line| line.strip_prefix("Device Minor:"));
+        let minor = number.unwrap_or_default().trim().parse();
+        minor.map_err(|_| format!("{UNSUPPORTED} {} does not name it", file.display()))
     }
 
     /// The bytes of a GPU that pods may share, and the bytes that the driver reserves and pods may not share.
@@ -339,12 +343,11 @@ impl NvmlSource {
 
 /// Returns true if the GPU is in MIG mode. A GPU without MIG answers with an error, and is in no MIG mode.
 fn is_mig(device: &Device<'_>) -> bool {
-    device.mig_mode().is_ok_and(|mode| mode.current == MIG_ENABLED)
+    matches!(device.mig_mode(), Ok(mode) if mode.current == MIG_ENABLED)
 }
 
 fn count_devices(nvml: &Nvml) -> Result<u32, InventoryError> {
-    nvml.device_count()
-        .map_err(|error| failed("count the devices", error))
+    nvml.device_count().map_err(failed("count the devices"))
 }
 
 fn uuid_of(device: &Device<'_>) -> Option<PhysicalId> {
@@ -355,8 +358,8 @@ fn unreadable(property: &'static str) -> impl FnOnce(NvmlError) -> String {
     move |error| format!("its {property} cannot be read: {error}")
 }
 
-fn failed(operation: &str, error: NvmlError) -> InventoryError {
-    InventoryError::failed(format!("NVML: cannot {operation}"), error)
+fn failed(operation: &'static str) -> impl FnOnce(NvmlError) -> InventoryError {
+    move |error| InventoryError::failed(format!("NVML: cannot {operation}"), error)
 }
 
 /// The device at the far end of an active link (NVLink) of a GPU.

@@ -94,11 +94,11 @@ impl Bus {
 
     /// Returns true if the switch with this upstream port is part of a card, by the rule in the head of this file.
     fn is_on_card(&self, upstream_port: &str) -> bool {
-        let Some(vendor) = self.functions.get(upstream_port).map(|port| port.vendor) else {
+        let Some(port) = self.functions.get(upstream_port) else {
             return false;
         };
         // 0 is an unknown vendor: two unknown ones need not be the same.
-        if vendor == 0 {
+        if port.vendor == 0 {
             return false;
         }
         let mut has_working = false;
@@ -107,7 +107,7 @@ impl Bus {
             if !is_below || function.is_virtual || !WORKING.contains(&(function.class >> 16)) {
                 continue;
             }
-            if function.vendor != vendor {
+            if function.vendor != port.vendor {
                 return false;
             }
             has_working = true;
@@ -199,8 +199,8 @@ fn virtual_function(link: &DirEntry) -> Option<(u32, String)> {
 
 /// Returns true if this is the name of a root complex in sysfs, such as `pci0000:3a`.
 pub(super) fn is_root_complex(part: &str) -> bool {
-    let is_hex = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_hexdigit());
-    match part.strip_prefix("pci").and_then(|rest| rest.split_once(':')) {
+    let is_hex = |text: &str| !text.is_empty() && text.as_bytes().iter().all(u8::is_ascii_hexdigit);
+    match part.strip_prefix("pci").unwrap_or_default().split_once(':') {
         Some((domain, bus)) => is_hex(domain) && is_hex(bus),
         None => false,
     }

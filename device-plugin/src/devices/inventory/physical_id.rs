@@ -28,7 +28,7 @@ impl FromStr for PhysicalId {
             "it is empty"
         } else if text.len() > Self::MAX_LEN {
             "it is longer than 40 characters"
-        } else if !text.bytes().all(|byte| byte.is_ascii_graphic()) {
+        } else if !text.as_bytes().iter().all(u8::is_ascii_graphic) {
             "it has a character that is not visible ASCII"
         } else {
             return Ok(Self(text.into()));

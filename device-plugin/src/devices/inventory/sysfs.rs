@@ -77,14 +77,12 @@ fn adapters(root: &Path, bus: &Bus) -> Vec<Found> {
         let Ok(target) = fs::canonicalize(path.join("device")) else {
             continue;
         };
-        let name = target.file_name().and_then(|name| name.to_str());
+        let name = target.file_name().and_then(OsStr::to_str);
         let Some(address) = name.and_then(pci::address) else {
             continue;
         };
-        if bus
-            .functions
-            .get(&address)
-            .is_some_and(|function| !function.is_virtual)
+        if let Some(function) = bus.functions.get(&address)
+            && !function.is_virtual
         {
             by_address.entry(address).or_default().push(path);
         }

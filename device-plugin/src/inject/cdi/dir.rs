@@ -112,7 +112,7 @@ impl SpecDir {
             }
             _ => {}
         }
-        if age(&retired, now).is_some_and(|age| age < RETIREMENT) {
+        if matches!(age(&retired, now), Some(age) if age < RETIREMENT) {
             return Err(still_resolved);
         }
         // Moved in from another directory, so that runtimes do not read all specs for each container that starts.
@@ -168,16 +168,15 @@ impl SpecDir {
         for entry in fs::read_dir(&self.dir)?.chain(staged) {
             let entry = entry?;
             let file = entry.file_name().to_string_lossy().into_owned();
-            let rest = file.strip_prefix(CONTAINER_PREFIX);
-            let name = rest.and_then(|rest| rest.strip_suffix(CONTAINER_SUFFIX));
-            let is_unused = name.is_some_and(|name| !kept.contains(name));
+            let rest = file.strip_prefix(CONTAINER_PREFIX).unwrap_or_default();
+            let is_unused = matches!(rest.strip_suffix(CONTAINER_SUFFIX), Some(name) if !kept.contains(name));
             // The name of a temporary file of `replace` begins with a dot.
             let is_left_over = file.starts_with(&format!(".{OWN_PREFIX}"))
                 || (file.starts_with(OWN_PREFIX) && file.ends_with(RETIRED));
             if !is_unused && !is_left_over {
                 continue;
             }
-            let is_old = age(&entry.path(), now).is_some_and(|age| age > YOUNG);
+            let is_old = matches!(age(&entry.path(), now), Some(age) if age > YOUNG);
             // A file that cannot be removed now is tried again at the next cleaning.
             if is_old && fs::remove_file(entry.path()).is_ok() {
                 self.known().remove(&entry.path());
@@ -233,6 +232,7 @@ impl SpecDir {
 /// Replaces a file in one step. Runtimes notice that only if `staging`, which gets the temporary file, is the same directory.
 fn replace(path: &Path, staging: &Path, text: &str) -> io::Result<()> {
     let file = path.file_name().unwrap_or_default().to_string_lossy();
+    // Runtimes read only files that end with .json or .yaml.
     let temporary = staging.join(format!(".{file}.tmp"));
     let mut written = fs::write(&temporary, text);
     if let Err(error) = &written

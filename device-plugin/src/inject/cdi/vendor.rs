@@ -256,6 +256,7 @@ fn driver_edits(file: &SpecFile) -> Edits {
                 // The plugin gives the variable a value of its own.
                 edits.env.remove(VISIBLE_DEVICES);
             }
+            // Only the control nodes among them count, which the loops below collect.
             ("deviceNodes", _) => {}
             _ => drop(edits.others.insert(field.clone(), value.clone())),
         }

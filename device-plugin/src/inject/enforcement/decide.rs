@@ -114,7 +114,7 @@ fn driver_obstacle(version: Option<&str>) -> Option<(&'static str, String)> {
         return Some(("DriverUnknown", why));
     };
     let major = version.split('.').next()?.parse::<u32>();
-    if major.is_ok_and(|major| major >= FIRST_DRIVER) {
+    if matches!(major, Ok(FIRST_DRIVER..)) {
         return None;
     }
     let why = format!("driver {version} cannot do it, {FIRST_DRIVER} (CUDA 13.4) is the first that can");

@@ -71,8 +71,9 @@ pub(crate) fn limits(unit: MemoryUnit, recipient: &Recipient<'_>, gpus: &[&Gpu])
                 env.insert(format!("{HAMI_MEMORY_LIMIT}_{at}"), format!("{mib}m"));
             }
         }
-        let core = core_limit(recipient, placement, gpus);
-        env.extend(core.map(|percent| (HAMI_CORE_LIMIT.to_owned(), percent.to_string())));
+        if let Some(percent) = core_limit(recipient, placement, gpus) {
+            env.insert(HAMI_CORE_LIMIT.to_owned(), percent.to_string());
+        }
     }
     env
 }

@@ -55,15 +55,15 @@ impl ConfiguredRuntime {
         let toolkit = toolkits.find(|lines| !lines.is_empty()).unwrap_or_default();
         let accepts = "accept-nvidia-visible-devices-envvar-when-unprivileged";
         // NVIDIA's runtime then acts on no container of a pod that is not privileged, whatever else is configured.
-        if toolkit
-            .iter()
-            .any(|line| value_of(line, accepts) == Some("false"))
-        {
-            return Self::Inactive;
+        for line in &toolkit {
+            if value_of(line, accepts) == Some("false") {
+                return Self::Inactive;
+            }
         }
-        let hooks = settings(node, &HOOK_FILES);
-        if hooks.iter().any(|line| line.contains("nvidia")) {
-            return Self::Default;
+        for line in settings(node, &HOOK_FILES) {
+            if line.contains("nvidia") {
+                return Self::Default;
+            }
         }
         let mut found = if runtime.is_empty() {
             Self::Unknown
@@ -72,7 +72,7 @@ impl ConfiguredRuntime {
         };
         for line in &runtime {
             let default = value_of(line, "default_runtime_name").or(value_of(line, "default_runtime"));
-            if default.is_some_and(|value| value.starts_with("nvidia")) {
+            if default.unwrap_or_default().starts_with("nvidia") {
                 return Self::Default;
             }
             if line.contains("nvidia-container-runtime") {

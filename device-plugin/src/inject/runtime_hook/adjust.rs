@@ -180,7 +180,7 @@ impl HookInputs<'_> {
         // With a CDI spec of this plugin the device nodes count, which `adjust_nodes` corrects.
         let is_by_cdi = before == Some(VOID) && own_before.is_some();
         // Another plugin gave it the GPUs as device nodes; if the variable named them too, NVIDIA's runtime would add them again.
-        let is_by_nodes_alone = !present.is_empty() && before.is_none_or(|value| value == VOID);
+        let is_by_nodes_alone = !present.is_empty() && matches!(before, None | Some(VOID));
         if is_by_cdi || is_by_nodes_alone || names_wanted(before) {
             env.remove(VISIBLE_DEVICES);
         }
@@ -254,7 +254,7 @@ fn requests_gpus(request: &ContainerRequest) -> bool {
 }
 
 fn has_value(container: &Container, variable: &str) -> bool {
-    seen::value_of(container, variable).is_some_and(|value| !value.is_empty())
+    !seen::value_of(container, variable).unwrap_or_default().is_empty()
 }
 
 /// Returns true if the container lacks the CDI devices of its answer to Allocate, whose spec sets this project's variable.

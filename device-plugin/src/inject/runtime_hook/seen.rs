@@ -63,6 +63,7 @@ impl SeenGpus {
         pods: &NodePods,
     ) -> bool {
         if self.by_container.len() >= MOST_CONTAINERS {
+            // Records of pods that are gone do no harm, so they stay until room is needed.
             self.by_container.retain(|(uid, _), _| pods.get(uid).is_some());
         }
         let key = (uid, container.to_owned());
@@ -155,11 +156,11 @@ pub(super) fn gpus_by_nodes(container: &Container, fleet: &NodeFleet) -> BTreeSe
     let nodes = container.linux.as_ref().map_or(&[][..], |linux| &linux.devices);
     let mut gpus = BTreeSet::new();
     for FleetDevice { device, .. } in &fleet.gpus {
-        if nodes
-            .iter()
-            .any(|node| device.device_node == Path::new(&node.path))
-        {
-            gpus.insert(device.uuid.clone());
+        for node in nodes {
+            if device.device_node == Path::new(&node.path) {
+                gpus.insert(device.uuid.clone());
+                break;
+            }
         }
     }
     gpus

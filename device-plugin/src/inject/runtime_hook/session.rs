@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use prost::Message as _;
@@ -139,10 +139,13 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
             (ConnectionId::Runtime, Kind::Response, REGISTRATION) => {
                 let response = Response::decode(message.payload.as_slice());
                 let response = response.context("an envelope of the runtime is invalid")?;
-                match response.status.filter(|status| status.code != 0) {
-                    Some(status) => bail!("the runtime refuses this plugin: {}", status.message),
-                    None => Ok(None),
-                }
+                let status = response.status.unwrap_or_default();
+                ensure!(
+                    status.code == 0,
+                    "the runtime refuses this plugin: {}",
+                    status.message
+                );
+                Ok(None)
             }
             (ConnectionId::Plugin, Kind::Request, call) => {
                 let request: Request = match decode(&message.payload) {

@@ -115,7 +115,7 @@ impl Placement {
         let record = record.ok_or(Unplaced::Missing { key: record_key })?;
         let assumed_at = record.assumed_at;
         let placement = Self::of_record(record, assumed_at.unwrap_or_default())?;
-        let mut types = requested.iter().map(|resource| resource.device_type());
+        let mut types = requested.iter().copied().map(ExtendedResource::device_type);
         if placement.gpus.is_empty() && types.any(|device_type| device_type == TYPE_GPU) {
             return Err(Unplaced::NoDevice(TYPE_GPU));
         }
@@ -130,8 +130,9 @@ impl Placement {
         let (gpus, held): (Vec<_>, Vec<_>) = named_gpus(&record)?.into_iter().unzip();
         let mut others = BTreeMap::new();
         for (device_type, resource) in [(TYPE_RDMA, RDMA), (TYPE_FPGA, FPGA)] {
-            let devices = record.allocations.get(device_type);
-            if let Some(devices) = devices.filter(|devices| !devices.is_empty()) {
+            if let Some(devices) = record.allocations.get(device_type)
+                && !devices.is_empty()
+            {
                 others.insert(device_type, Others::read(device_type, resource, devices)?);
             }
         }
@@ -165,13 +166,15 @@ impl Placement {
         annotated: &Result<Self, Unplaced>,
     ) -> Result<Self, Unplaced> {
         let annotated = annotated.as_ref().ok();
-        let first = allocations.get(TYPE_GPU).and_then(|devices| devices.first());
-        let idx = first.and_then(|device| u32::try_from(device.minor).ok());
-        let gpushare = match (annotated.and_then(|annotated| annotated.gpushare), idx) {
+        let mut gpushare = None;
+        if let Some(annotated) = annotated
+            && let Some(record) = annotated.gpushare
+            && let Some(first) = allocations.get(TYPE_GPU).into_iter().flatten().next()
+            && let Ok(idx) = u32::try_from(first.minor)
+        {
             // The memory units stay, as only pods with equal requests swap.
-            (Some(record), Some(idx)) => Some(GpushareRecord { idx, ..record }),
-            _ => None,
-        };
+            gpushare = Some(GpushareRecord { idx, ..record });
+        }
         let assumed_at = annotated.map(|annotated| annotated.assumed_at);
         Self::of_record(
             Record {
@@ -229,7 +232,7 @@ impl Placement {
 
     /// True if the annotation of the old gpushare extender marks the pod assigned: a plugin has given it its devices.
     pub(crate) fn is_assigned(&self) -> bool {
-        self.gpushare.is_some_and(|gpushare| gpushare.assigned)
+        matches!(self.gpushare, Some(gpushare) if gpushare.assigned)
     }
 
     /// The virtual functions of devices of a resource's device type that the pod was given.

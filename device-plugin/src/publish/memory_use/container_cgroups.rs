@@ -29,7 +29,7 @@ pub(super) fn container_ids(cgroups: &str) -> impl Iterator<Item = &str> {
 /// The container's ID at the end of a cgroup's name such as `cri-containerd-ID.scope`, `crio-ID` and `ID`.
 fn container_id(name: &str) -> Option<&str> {
     let id = name.trim_end_matches(SCOPE).rsplit('-').next()?;
-    let is_id = id.len() == ID_LENGTH && id.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let is_id = id.len() == ID_LENGTH && id.as_bytes().iter().all(u8::is_ascii_hexdigit);
     is_id.then_some(id)
 }
 

@@ -124,13 +124,15 @@ impl PodKey {
     /// The UID of the pod, if the plugin knows the pod: it requests a resource of this plugin or, looked up by name, uses claims.
     pub(crate) fn uid<'a>(&self, pods: &'a NodePods) -> Option<&'a PodUid> {
         let (namespace, name) = match self {
-            Self::Uid(uid) => return pods.get(uid).map(|pod| &pod.uid),
+            Self::Uid(uid) => return Some(&pods.get(uid)?.uid),
             Self::Named { namespace, name } => (namespace, name),
         };
         let (mut known, mut claimants) = (pods.iter(), pods.claimants());
-        let pod = known.find(|pod| pod.name == *name && pod.namespace == *namespace);
-        let claimant = claimants.find(|other| other.name == *name && other.namespace == *namespace);
-        pod.map(|pod| &pod.uid).or(claimant.map(|claimant| &claimant.uid))
+        if let Some(pod) = known.find(|pod| pod.name == *name && pod.namespace == *namespace) {
+            return Some(&pod.uid);
+        }
+        let claimant = claimants.find(|other| other.name == *name && other.namespace == *namespace)?;
+        Some(&claimant.uid)
     }
 }
 
@@ -192,8 +194,7 @@ pub(super) fn device_name(id: &str, fleet: &NodeFleet) -> String {
 }
 
 fn has_recorded_gpus(pod: &NodePod) -> bool {
-    let placement = pod.placement.as_ref();
-    placement.is_ok_and(|placement| !placement.gpus.is_empty())
+    matches!(&pod.placement, Ok(placement) if !placement.gpus.is_empty())
 }
 
 fn is_recorded(pod: &NodePod, device_ids: &BTreeSet<String>, fleet: &NodeFleet) -> bool {
@@ -202,7 +203,7 @@ fn is_recorded(pod: &NodePod, device_ids: &BTreeSet<String>, fleet: &NodeFleet) 
     };
     for id in device_ids {
         let Ok(uuid) = id.parse() else { return false };
-        if !fleet.gpu(&uuid).is_some_and(|gpu| placement.has_gpu(gpu)) {
+        if !matches!(fleet.gpu(&uuid), Some(gpu) if placement.has_gpu(gpu)) {
             return false;
         }
     }

@@ -61,7 +61,7 @@ fn named_gpu(name: &str) -> Option<(u32, bool)> {
         None => (rest, false),
     };
     // A number that Rust parses may have a sign, which no name of NVIDIA's driver has.
-    let is_number = minor.bytes().all(|byte| byte.is_ascii_digit());
+    let is_number = minor.as_bytes().iter().all(u8::is_ascii_digit);
     Some((minor.parse().ok().filter(|_| is_number)?, is_instance))
 }
 

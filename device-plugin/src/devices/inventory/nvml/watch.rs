@@ -180,6 +180,7 @@ impl NvmlWatch {
             reporter.pause(timeout)?;
             return Ok(false);
         };
+        // A rest below a millisecond would become no wait at all, and the loop would spin until the next probe.
         match events.wait(u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX).max(1)) {
             Ok(event) if event.event_type.contains(EventTypes::CRITICAL_XID_ERROR) => {
                 let xid = match event.event_data {
@@ -260,6 +261,7 @@ fn probe(nvml: &Nvml, uuid: &PhysicalId) -> (ObservationKind, bool) {
 
 fn failure(error: &NvmlError) -> ObservationKind {
     match error {
+        // NVML finds no device by the UUID of a GPU that it does not list any more.
         NvmlError::GpuLost | NvmlError::NotFound | NvmlError::UnexpectedVariant(GPU_NOT_FOUND) => {
             ObservationKind::Lost
         }
@@ -290,7 +292,7 @@ fn reset_state(device: &Device<'_>) -> (ObservationKind, bool) {
         (Some(_), _) => ObservationKind::AnsweredWithoutFault,
         (None, _) => ObservationKind::Answered,
     };
-    (kind, pending_remap.is_some_and(|pending| pending > 0))
+    (kind, matches!(pending_remap, Some(1..)))
 }
 
 fn whole_number(value: &SampleValue) -> Option<u64> {
