@@ -8,7 +8,7 @@ pub(crate) fn excerpt(text: &str) -> String {
     text.chars().take(EXCERPT).collect()
 }
 
-/// The beginning of a value in quotes; single ones if it has double ones, as JSON does, so that these need no backslashes.
+/// The beginning of a value in quotes: in single ones if it has double ones, as JSON has, and then needs no backslash.
 pub(crate) fn quoted(value: &str) -> String {
     let mut shown = excerpt(value);
     if shown.len() < value.len() {

@@ -382,7 +382,7 @@ async fn explain_pod(
         let text = format!("there is no pod {pod:?} that asks for devices");
         return Err(refusal(StatusCode::NOT_FOUND, &text));
     };
-    // Only the leader makes room, so that other replicas have no answer.
+    // Only the leader looks for pods to evict for this one (`make_room`), so that other replicas have no answer.
     if explanation.node.is_none() {
         let answer = answer_about(&api.extender, &explanation.uid);
         explanation.summary.extend(answer);

@@ -156,7 +156,7 @@ impl SecondScheduler {
         polling::until_found(DEADLINE, found).await
     }
 
-    /// Writes another holder into the Lease or into the leader's object, as a person may.
+    /// Writes another holder into the object [`LEASE`] or [`LEADER`], as a person may.
     pub(crate) fn set_holder(&self, (resource, name): (&str, &str), holder: &str) -> Result<()> {
         let patch = json!({"spec": {"holderIdentity": holder}});
         self.api.patch(resource, NAMESPACE, name, patch)?;

@@ -193,7 +193,7 @@ pub(crate) fn counted_on(filter: NodeFilter<'_>, node: &str, uid: &str) -> BTree
     counted
 }
 
-/// The number of pods that wait for a node, and the first of them, `most` at most.
+/// The number of pods that wait for a node, and the first of them in the order of UIDs, `most` at most.
 pub(crate) fn pending_pods(filter: NodeFilter<'_>, most: usize) -> (usize, Vec<PendingPod>) {
     let cluster = filter.cluster;
     let (mut total, mut pods) = (0, Vec::new());

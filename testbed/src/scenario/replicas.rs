@@ -116,6 +116,7 @@ async fn fence_reinstalled(world: &mut World, replicas: &mut Replicas) -> Result
     let policies: Api<ValidatingAdmissionPolicy> = Api::all(client.clone());
     let bindings: Api<ValidatingAdmissionPolicyBinding> = Api::all(client.clone());
     let (one, all) = (DeleteParams::default(), ListParams::default());
+    // kube-apiserver's informer of the policy's parameter ends with the bindings: only that of a custom resource starts again.
     let deleted = bindings.delete_collection(&one, &all).await;
     deleted.context("cannot delete bindings of policies")?;
     let deleted = policies.delete_collection(&one, &all).await;

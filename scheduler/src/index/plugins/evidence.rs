@@ -25,6 +25,7 @@ pub(super) struct PluginPod {
     /// True if the readiness probe fails after it had succeeded, and the plugin has reported nothing since: the process may hang.
     is_silent: bool,
     metrics: Option<SocketAddr>,
+    /// The serial number of the newest list when a list or a watch event last showed it.
     list: u32,
 }
 

@@ -1,8 +1,7 @@
 //! Amounts of resources: requests, allocatable amounts, and the shortages and scores of `NodeResourcesFit`.
 //!
-//! Amounts are thousandths of every resource's unit, so that `cpu: 100m` is exact. All other resources count in whole units,
-//! rounded up. Requests count as the spec has them: a resize in place, which shows in the statuses of containers, is not
-//! modelled.
+//! Amounts are thousandths of every resource's unit, so that `cpu: 100m` is exact; all but those of CPU are rounded up to whole
+//! units. Requests count as the spec has them: a resize in place, which shows in the statuses of containers, is not modelled.
 
 use std::collections::BTreeMap;
 
