@@ -161,10 +161,10 @@ pub async fn run(args: ReplayArgs) -> Result<bool> {
     let summaries = summaries?;
     console.result(&summary::render(&summaries));
     if options.evictions.is_some() {
-        console.result(&queue::render(&summaries));
+        console.result(&summary::render_waits(&summaries));
     }
     if !options.join.is_empty() {
-        console.result(&join::render(&summaries, &options.join));
+        console.result(&summary::render_joins(&summaries, &options.join));
     }
     console.json(&summaries);
     if let Some(dir) = plots {

@@ -7,13 +7,11 @@ use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
 use clap::ValueEnum;
-use kit::console::table;
 use kit::dice::dice;
 use rand::RngExt;
 use serde::Serialize;
 
-use super::portion::{float, percent, portion, real};
-use super::summary::Summary;
+use super::portion::{percent, portion, real};
 
 const HIGH: i32 = 1000;
 const ONE_OF: u32 = 10;
@@ -157,30 +155,4 @@ fn hours(mut seconds: Vec<i64>) -> [f64; 3] {
     let at = |percent: usize| seconds.get(n * percent / 100).copied().unwrap_or(0);
     let mean = portion(seconds.iter().sum(), i64::try_from(n).unwrap_or(0));
     [real(at(50)), real(at(90)), mean].map(|seconds| seconds / real(SECONDS_PER_HOUR))
-}
-
-/// A table with a line for each summary of runs with a queue: means over the runs.
-pub fn render(summaries: &[Summary]) -> String {
-    const HEADS: &str = "PODS,POLICY,COND,HIGH WAIT h P50,P90,MEAN,OTHERS WAIT h P50,P90,MEAN,EVICTED/1000 PLACED,LOST %,LEFT";
-    let mut results = table(HEADS.split(','));
-    for summary in summaries {
-        let waits: Vec<&Waits> = summary.runs.iter().filter_map(|run| run.waits.as_ref()).collect();
-        let mut sums = [0.0; 9];
-        for waits in &waits {
-            let evicted = 1000.0 * (float(waits.evicted) / float(waits.placed.max(1)));
-            let others = [evicted, waits.lost_percent, float(waits.left)];
-            let values = waits.high_hours.iter().chain(&waits.other_hours).chain(&others);
-            for (sum, value) in sums.iter_mut().zip(values) {
-                *sum += value;
-            }
-        }
-        let mut cells = vec![
-            summary.list.clone(),
-            summary.policy.clone(),
-            summary.conditions.clone(),
-        ];
-        cells.extend(sums.map(|sum| format!("{:.2}", sum / float(waits.len()))));
-        results.add_row(cells);
-    }
-    results.to_string()
 }

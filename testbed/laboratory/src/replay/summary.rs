@@ -5,12 +5,15 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use super::fragment::{self, TypicalPod};
+use super::join::JoinGain;
 use super::occupancy::FreeRoom;
-use super::portion::{float, floor, percent, real};
+use super::portion::{float, floor, percent, portion, real};
+use super::queue::Waits;
 use super::run::RunResult;
 use super::world::{ReplayInput, ReplayPod};
 use kit::console::table;
 
+const GIB: i64 = 1 << 30;
 const ALLOCATED_AT: usize = 100;
 const FRAGMENT_AT: [usize; 2] = [80, 100];
 /// The policy column of the line that shows a cluster before the replay.
@@ -144,6 +147,58 @@ pub fn render(summaries: &[Summary]) -> String {
         cells.extend(FRAGMENT_AT.map(|at| summary.at(at).map_or_else(absent, fragment)));
         cells.extend(summary.work());
         results.add_row(cells);
+    }
+    results.to_string()
+}
+
+/// A table with a line for each summary of runs with a queue: means over the runs.
+pub fn render_waits(summaries: &[Summary]) -> String {
+    const HEADS: &str = "PODS,POLICY,COND,HIGH WAIT h P50,P90,MEAN,OTHERS WAIT h P50,P90,MEAN,EVICTED/1000 PLACED,LOST %,LEFT";
+    let mut results = table(HEADS.split(','));
+    for summary in summaries {
+        let waits: Vec<&Waits> = summary.runs.iter().filter_map(|run| run.waits.as_ref()).collect();
+        let mut sums = [0.0; 9];
+        for waits in &waits {
+            let evicted = 1000.0 * (float(waits.evicted) / float(waits.placed.max(1)));
+            let others = [evicted, waits.lost_percent, float(waits.left)];
+            let values = waits.high_hours.iter().chain(&waits.other_hours).chain(&others);
+            for (sum, value) in sums.iter_mut().zip(values) {
+                *sum += value;
+            }
+        }
+        let mut cells = vec![
+            summary.list.clone(),
+            summary.policy.clone(),
+            summary.conditions.clone(),
+        ];
+        cells.extend(sums.map(|sum| format!("{:.2}", sum / float(waits.len()))));
+        results.add_row(cells);
+    }
+    results.to_string()
+}
+
+/// A table with a line for each summary and each number of moves: means over the runs that became nearly full.
+pub fn render_joins(summaries: &[Summary], most_moves: &[usize]) -> String {
+    let mut results = table("PODS,POLICY,COND,MOVES AT MOST,PLANS,RESTARTS,GiB,GiB/RESTART".split(','));
+    for summary in summaries {
+        for most in most_moves {
+            let runs = summary.runs.iter().flat_map(|run| &run.joins);
+            let gains: Vec<&JoinGain> = runs.filter(|gain| gain.most == *most).collect();
+            let n = i64::try_from(gains.len()).unwrap_or(0);
+            let restarts: i64 = gains.iter().map(|gain| i64::from(gain.restarts)).sum();
+            let bytes: u64 = gains.iter().map(|gain| gain.bytes).sum();
+            let gib = portion(i64::try_from(bytes).unwrap_or(i64::MAX), GIB);
+            results.add_row([
+                summary.list.clone(),
+                summary.policy.clone(),
+                summary.conditions.clone(),
+                most.to_string(),
+                n.to_string(),
+                format!("{:.1}", portion(restarts, n)),
+                format!("{:.1}", gib / real(n.max(1))),
+                format!("{:.2}", gib / real(restarts.max(1))),
+            ]);
+        }
     }
     results.to_string()
 }

@@ -162,7 +162,10 @@ async fn evictions_shorten_the_waits_of_high_pods() {
             "all run at last"
         );
         mean_waits.push(waits.map(|waits| waits.high_hours[2]).sum::<f64>());
-        tables.extend([queue::render(&summaries), join::render(&summaries, &[1, 5])]);
+        tables.extend([
+            summary::render_waits(&summaries),
+            summary::render_joins(&summaries, &[1, 5]),
+        ]);
     }
     let [none, make_room, kube_scheduler, both] = mean_waits.try_into().unwrap();
     assert!(make_room < none && both <= kube_scheduler && kube_scheduler < none);
