@@ -420,6 +420,14 @@ impl Daemon {
     }
 }
 
+impl Drop for Daemon {
+    /// Kills the process at once: the runtime drops the aborted keeper, and the child with it, a moment later.
+    fn drop(&mut self) {
+        self.is_ending.store(true, Ordering::Release);
+        let _ = self.signal(Signal::KILL);
+    }
+}
+
 /// Returns true if `/proc` shows that no thread of a process runs, or does not show the process.
 fn is_stopped(pid: u32) -> bool {
     let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else {
