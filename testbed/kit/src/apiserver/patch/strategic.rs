@@ -1,5 +1,5 @@
-//! Strategic merge patch, a merge patch that knows the keys of list items. Of its directives only `$patch: delete` is obeyed.
-//! `$retainKeys` and `$setElementOrder` are passed over: new items stand at the end.
+//! Strategic merge patch, a merge patch that knows the keys of list items and obeys the directives `$patch`, `$retainKeys` and
+//! `$setElementOrder`. `$deleteFromPrimitiveList` is left out.
 //!
 //! A table by field name stands for the tags of the Go structures of built-in kinds. Lists without a rule are atomic, as in
 //! Kubernetes.
@@ -8,6 +8,10 @@ use serde_json::{Map, Value};
 
 use crate::apiserver::object;
 use crate::apiserver::status::ApiError;
+
+const PATCH: &str = "$patch";
+const RETAIN: &str = "$retainKeys";
+const ORDER: &str = "$setElementOrder/";
 
 /// Merges a patch into an object of a built-in kind.
 pub(crate) fn merge(target: &mut Value, patch: &Value) -> Result<(), ApiError> {
@@ -19,27 +23,48 @@ pub(crate) fn merge(target: &mut Value, patch: &Value) -> Result<(), ApiError> {
     merge_map(object::make_object(target), patch, &mut Vec::new())
 }
 
-/// Returns true if a patch deletes the field or list item that it is for.
-fn deletes(patch: &Value) -> Result<bool, ApiError> {
-    match patch.get("$patch") {
-        None => Ok(false),
-        Some(directive) if directive == "delete" => Ok(true),
-        Some(other) => Err(ApiError::bad_request(format!(
-            "unknown patch type {other} in map"
-        ))),
-    }
+/// The directive `$patch` of a patch, such as `delete`.
+fn directive(patch: &Value) -> Option<&str> {
+    patch.get(PATCH).and_then(Value::as_str)
 }
 
-/// Merges a patch into the map at `field_path`.
+/// The 400 of an unknown `$patch`.
+fn bad_directive(found: &str) -> ApiError {
+    ApiError::bad_request(format!("unknown patch type {found:?} in map"))
+}
+
+/// Merges a patch into the map at `field_path`; the directives `$patch` and `$retainKeys` apply first.
 fn merge_map<'a>(
     target: &mut Map<String, Value>,
     patch: &'a Map<String, Value>,
     field_path: &mut Vec<&'a str>,
 ) -> Result<(), ApiError> {
+    match patch.get(PATCH).and_then(Value::as_str) {
+        Some("replace") => {
+            target.clone_from(patch);
+            target.retain(|field, _| !field.starts_with('$'));
+            return Ok(());
+        }
+        Some("delete") => {
+            target.clear();
+            return Ok(());
+        }
+        Some("merge") | None => {}
+        Some(other) => return Err(bad_directive(other)),
+    }
+    if let Some(kept) = patch.get(RETAIN).and_then(Value::as_array) {
+        target.retain(|field, _| kept.iter().any(|k| k.as_str() == Some(field)));
+    }
     for (field, change) in patch.iter().filter(|(field, _)| !field.starts_with('$')) {
         field_path.push(field);
         merge_field(target, field, change, field_path)?;
         field_path.pop();
+    }
+    // The order comes after the fields: it sorts the list that the patch has just merged.
+    for (field, listed) in patch {
+        if let (Some(list), Value::Array(listed)) = (field.strip_prefix(ORDER), listed) {
+            sort_list(target, list, listed, field_path);
+        }
     }
     Ok(())
 }
@@ -55,7 +80,7 @@ fn merge_field<'a>(
         Value::Null => {
             target.remove(field);
         }
-        Value::Object(_) if deletes(change)? => {
+        Value::Object(_) if directive(change) == Some("delete") => {
             target.remove(field);
         }
         Value::Object(map) => {
@@ -79,19 +104,24 @@ fn merge_list<'a>(
     patch: &'a [Value],
     field_path: &mut Vec<&'a str>,
 ) -> Result<(), ApiError> {
+    // One item with `$patch: replace` is enough to replace the whole list, wherever the item stands.
+    let replace = patch.iter().any(|item| directive(item) == Some("replace"));
     match list_rule(field_path) {
-        ListRule::Map(keys) => {
+        ListRule::Map(keys) if !replace => {
             let key = keys.first().copied().unwrap_or_default();
             return merge_keyed(target, patch, key, field_path);
         }
-        ListRule::Set => {
+        ListRule::Set if !replace => {
             for item in patch {
                 if !target.contains(item) {
                     target.push(item.clone());
                 }
             }
         }
-        ListRule::Atomic => *target = patch.to_vec(),
+        _ => {
+            *target = patch.to_vec();
+            target.retain(|item| directive(item).is_none());
+        }
     }
     Ok(())
 }
@@ -109,19 +139,51 @@ fn merge_keyed<'a>(
             let why = format!("map: {item} does not contain declared merge key: {key} ({list})");
             return Err(ApiError::bad_request(why));
         };
-        if deletes(item)? {
-            target.retain(|old| old.get(key) != Some(identity));
-            continue;
-        }
-        if let Some(old) = target.iter_mut().find(|old| old.get(key) == Some(identity)) {
-            merge_map(object::make_object(old), change, field_path)?;
-        } else {
-            let mut new = Map::new();
-            merge_map(&mut new, change, field_path)?;
-            target.push(Value::Object(new));
+        let position = target.iter().position(|t| t.get(key) == Some(identity));
+        match (directive(item), position) {
+            (Some("delete"), found) => {
+                if let Some(place) = found {
+                    target.remove(place);
+                }
+            }
+            (Some("merge") | None, found) => {
+                let place = found.unwrap_or(target.len());
+                // A key that no item of the list has makes a new item.
+                if place == target.len() {
+                    target.push(Value::Null);
+                }
+                if let Some(slot) = target.get_mut(place) {
+                    merge_map(object::make_object(slot), change, field_path)?;
+                }
+            }
+            (Some(other), _) => return Err(bad_directive(other)),
         }
     }
     Ok(())
+}
+
+/// Sorts a list of the target in the order of a `$setElementOrder`.
+fn sort_list<'a>(
+    target: &mut Map<String, Value>,
+    list: &'a str,
+    listed: &[Value],
+    field_path: &mut Vec<&'a str>,
+) {
+    if let Some(items) = target.get_mut(list).and_then(Value::as_array_mut) {
+        field_path.push(list);
+        let rule = list_rule(field_path);
+        field_path.pop();
+        items.sort_by_key(|item| order_in(item, listed, &rule));
+    }
+}
+
+/// The place of an item in a `$setElementOrder` list; items that it does not name keep their order after the others.
+fn order_in(item: &Value, listed: &[Value], rule: &ListRule) -> usize {
+    let same = |wanted: &Value| match rule {
+        ListRule::Map(keys) => keys.first().is_some_and(|k| wanted.get(k) == item.get(k)),
+        _ => wanted == item,
+    };
+    listed.iter().position(same).unwrap_or(listed.len())
 }
 
 /// The way in which a patch merges a list.
@@ -135,46 +197,54 @@ pub(super) enum ListRule {
     Map(&'static [&'static str]),
 }
 
-/// The key of the items of a list of objects, by the list's field.
-const KEYS: &[(&str, &[&str])] = &[
-    ("ownerReferences", &["uid"]),
-    ("conditions", &["type"]),
-    ("addresses", &["type"]),
-    ("volumeMounts", &["mountPath"]),
+/// Lists of objects: names of parent fields (empty for any parent), name of the list's field, merge keys.
+const KEYED: &[(&[&str], &str, &[&str])] = &[
+    (&[], "ownerReferences", &["uid"]),
+    (&[], "conditions", &["type"]),
+    (&[], "volumeMounts", &["mountPath"]),
+    (&[], "volumeDevices", &["devicePath"]),
+    (&[], "hostAliases", &["ip"]),
+    (&[], "podIPs", &["ip"]),
+    (&[], "hostIPs", &["ip"]),
+    (
+        &[],
+        "topologySpreadConstraints",
+        &["topologyKey", "whenUnsatisfiable"],
+    ),
+    (
+        &["containers", "initContainers"],
+        "ports",
+        &["containerPort", "protocol"],
+    ),
+    (&["spec"], "ports", &["port", "protocol"]),
+    (&["spec"], "variables", &["name"]),
+    (&["status"], "addresses", &["type"]),
+    (&["resources"], "claims", &["name"]),
 ];
 /// Lists whose items are identified by their field `name`.
-const NAMED: [&str; 14] = [
-    "containers",
-    "initContainers",
-    "ephemeralContainers",
-    "env",
-    "volumes",
-    "imagePullSecrets",
-    "secrets",
-    "schedulingGates",
-    "resourceClaims",
-    "claims",
-    "volumeClaimTemplates",
-    "webhooks",
-    "matchConditions",
-    "variables",
-];
+const NAMED: &str = "containers initContainers ephemeralContainers env volumes volumeClaimTemplates imagePullSecrets \
+    secrets schedulingGates resourceClaims webhooks matchConditions";
+
+fn is_listed(words: &str, field: &str) -> bool {
+    words.split_whitespace().any(|word| word == field)
+}
 
 /// The merge rule of a list in a built-in kind, by the names of the fields that lead to it.
 pub(super) fn list_rule(field_path: &[&str]) -> ListRule {
     let Some((field, parents)) = field_path.split_last() else {
         return ListRule::Atomic;
     };
-    if NAMED.contains(field) {
+    let parent = parents.last().copied().unwrap_or_default();
+    if is_listed(NAMED, field) {
         return ListRule::Map(&["name"]);
     }
-    if let Some((_, keys)) = KEYS.iter().find(|(list, _)| list == field) {
-        return ListRule::Map(keys);
+    for (under, name, keys) in KEYED {
+        if name == field && (under.is_empty() || under.contains(&parent)) {
+            return ListRule::Map(keys);
+        }
     }
-    match (parents.last().copied(), *field) {
-        (Some("containers" | "initContainers"), "ports") => ListRule::Map(&["containerPort", "protocol"]),
-        (Some("spec"), "ports") => ListRule::Map(&["port", "protocol"]),
-        (_, "finalizers") => ListRule::Set,
+    match (parent, *field) {
+        (_, "finalizers") | ("spec", "podCIDRs" | "loadBalancerSourceRanges") => ListRule::Set,
         _ => ListRule::Atomic,
     }
 }
