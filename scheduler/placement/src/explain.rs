@@ -136,7 +136,7 @@ impl<'a> NodeView<'a> {
 
     /// Its usable devices; `None` while the node, or its report, is missing.
     pub fn inventory(self) -> Option<&'a Inventory> {
-        self.node.hardware.as_ref().and(Some(&self.node.inventory))
+        self.node.hardware.is_some().then_some(&self.node.inventory)
     }
 
     /// The holdings on the node, by owner.
@@ -146,7 +146,7 @@ impl<'a> NodeView<'a> {
 
     /// CPU and memory that no pod uses; `None` as long as the node's total is not known.
     pub fn host_free(self) -> Option<HostAmounts> {
-        self.node.host.total.and(Some(self.node.host.free()))
+        self.node.host.total.is_some().then(|| self.node.host.free())
     }
 
     /// The owners of the hints on the node.

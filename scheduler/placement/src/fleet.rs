@@ -159,7 +159,8 @@ impl Fleet {
 
     /// Returns true if a node has room for a placement, as [`Self::reserve`] checks it; hints do not count.
     pub fn admits(&self, node: NodeId, placement: &Placement) -> bool {
-        matches!(self.nodes.get(node), Some(node) if admit(node, placement).is_ok())
+        let node = self.nodes.get(node);
+        node.is_some_and(|node| admit(node, placement).is_ok())
     }
 
     /// Removes an owner's holdings and hint; returns false if it held nothing.
@@ -443,7 +444,7 @@ impl Fleet {
         score(&copy.node, policies.node, context)
     }
 
-    /// Room on a copy for all members of a group in one domain; nothing is placed.
+    /// As [`Self::room_for_group`], on a copy; nothing is placed.
     pub fn room_on_copy(
         &self,
         copy: &NodeCopy,

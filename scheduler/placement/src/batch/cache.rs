@@ -176,7 +176,8 @@ impl CachedScores {
     #[inline]
     pub(crate) fn is_below(&self, least: Score, index: u32) -> bool {
         // The words of refusals and of unknown results are above those of all scores.
-        matches!(self.0.get(index as usize), Some(word) if word.load(Ordering::Relaxed) < least.points())
+        let word = self.0.get(index as usize);
+        word.is_some_and(|word| word.load(Ordering::Relaxed) < least.points())
     }
 
     pub(crate) fn set(&self, index: u32, result: Result<Score, Reason>) {

@@ -92,6 +92,7 @@ impl<'a> BatchEvaluation<'a> {
     /// The score on a node, if there is room and it is at least `least`: less work than [`Self::evaluate`] where it is far lower.
     pub(crate) fn evaluate_from(&mut self, least: Score, id: NodeId) -> Option<Score> {
         let node = self.nodes.get(id)?;
+        // The score is then the cost of one GPU, which `score_from` compares with `least` early.
         let is_cheapest = self.policy == NodePolicy::Fill && cost_decides(node, self.context);
         let score = if self.cached(id).is_none() && is_cheapest && !self.may_differ_by_owner(id.index) {
             // A score that is too low stays unknown.

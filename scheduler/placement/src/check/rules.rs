@@ -31,12 +31,14 @@ pub(super) fn check_derived(nodes: &Nodes, id: NodeId, node: &Node) -> Vec<Viola
     if class != has_class(node).then(|| key_with(node, Hints::Ignore)).as_ref() {
         violations.push(differs(node, "its equivalence class does not match it"));
     }
-    if !matches!(summary, Some(summary) if summary.exists && summary.has_hints != node.hints.is_empty()) {
+    let has_hints = !node.hints.is_empty();
+    if summary.is_none_or(|summary| !summary.exists || summary.has_hints != has_hints) {
         violations.push(differs(node, "its summary does not match it"));
     }
     let any_held = node.held.iter().any(|held| !held.holdings.exclusions.is_empty());
     let any_hinted = node.hints.iter().any(|hint| !hint.holdings.exclusions.is_empty());
-    let is_binding = matches!(&node.inventory.partitions, Some(table) if table.is_binding);
+    let partitions = node.inventory.partitions.as_ref();
+    let is_binding = partitions.is_some_and(|table| table.is_binding);
     if node.has_rules != (any_held || any_hinted || is_binding) {
         violations.push(differs(node, "the flag for rules is wrong"));
     }
@@ -81,7 +83,9 @@ fn check_exclusions(node: &Node, keeper: &Held, other: &Held, violations: &mut V
 /// device, or with [`Exclusion::Switch`] one on the same PCIe switch.
 fn excludes(exclusion: Exclusion, kept: &Device, other: &Device) -> bool {
     let location = &kept.attributes.location;
-    let is_switch_known = matches!(location, Some(location) if location.switch.is_some());
+    let is_switch_known = location
+        .as_ref()
+        .is_some_and(|location| location.switch.is_some());
     // The name of a switch is unique only within the rest of the location.
     let is_on_same_switch = is_switch_known && *location == other.attributes.location;
     kept.id == other.id || (exclusion == Exclusion::Switch && is_on_same_switch)

@@ -63,15 +63,15 @@ pub(crate) fn admit(node: &Node, placement: &Placement) -> Result<(), ReserveErr
             let text = format!("{kind} {id}: exclusive use does not allow it");
             return Err(ReserveError(text));
         }
-        for VirtualFunction { id, .. } in &share.virtual_functions {
+        for VirtualFunction { id: function, .. } in &share.virtual_functions {
             let mut known = device.attributes.all_functions();
-            let is_held = occupancy.held_functions_of(type_at).contains(&id);
+            let is_held = occupancy.held_functions_of(type_at).contains(&function);
             // Two shares of one placement must not take the same virtual function either.
-            if is_held || functions.contains(&id) || !known.any(|known| known.id == *id) {
-                let text = format!("virtual function {id} is gone or taken");
+            if is_held || functions.contains(&function) || !known.any(|known| known.id == *function) {
+                let text = format!("virtual function {function} is gone or taken");
                 return Err(ReserveError(text));
             }
-            functions.push(id);
+            functions.push(function);
         }
     }
     Ok(())

@@ -205,7 +205,7 @@ pub(crate) fn fit_whole(node: &Node, n: u32, hints: Hints<'_>) -> Result<(), Rea
 fn is_any_shared(node: &Node, hints: Hints<'_>) -> bool {
     for (at, _) in node.inventory.for_vendor() {
         // A hinted share counts like a held one, since its pod may be bound before this one.
-        let is_shared = matches!(node.flags.get(at), Some(flags) if flags.is_shared);
+        let is_shared = node.flags.get(at).is_some_and(|flags| flags.is_shared);
         if is_shared || node.counted_hints(hints).any(|hint| hint.occupies(at)) {
             return true;
         }
@@ -216,8 +216,8 @@ fn is_any_shared(node: &Node, hints: Hints<'_>) -> bool {
 /// Indices of the open unused GPUs that a request for whole GPUs may get; GPUs that take no shares come first.
 pub(crate) fn free_whole<'a>(node: &'a Node, hints: Hints<'a>) -> impl Iterator<Item = usize> + 'a {
     let free = node.inventory.for_vendor().filter(move |(at, gpu)| {
-        let is_unoccupied = matches!(node.flags.get(*at), Some(flags) if !flags.is_occupied);
-        gpu.is_open() && is_unoccupied && !node.counted_hints(hints).any(|hint| hint.occupies(*at))
+        let is_occupied = node.flags.get(*at).is_none_or(|flags| flags.is_occupied);
+        gpu.is_open() && !is_occupied && !node.counted_hints(hints).any(|hint| hint.occupies(*at))
     });
     let of_sharing = move |sharing: bool| free.clone().filter(move |(_, gpu)| gpu.sharing == sharing);
     // Pods that share can use the GPUs that are left over only if these take shares.

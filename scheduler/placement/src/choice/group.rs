@@ -185,7 +185,7 @@ fn room_on_gpus(
         ids.push(gpu.id.clone());
     }
     Ok(GroupRoom {
-        gpus: gpus.and(Some(ids)),
+        gpus: gpus.is_some().then_some(ids),
         placements,
         score,
     })
@@ -306,6 +306,7 @@ fn place_on_sets(
         RequestedGpus::Share(share) => Some(share_need(copy, &share).ok()?),
         RequestedGpus::Whole(_) | RequestedGpus::All { .. } | RequestedGpus::Nothing => None,
     };
+    // The GPUs with the free amounts for a share, as a set; all of them if no shares are requested.
     let mut fitting = 0_u64;
     // A copy has only hints that count.
     for (at, row) in copy.rows_with(Hints::Respect).enumerate() {

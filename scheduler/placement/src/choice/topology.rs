@@ -139,7 +139,7 @@ fn choose_by_type(context: &DecisionContext<'_>) -> Result<DeviceChoice, Misfit>
         if chosen.iter().any(|(kind, _)| **kind == pool.kind) {
             continue;
         }
-        let is_joint = matches!(joint, Some(joint) if joint.kinds.contains(&pool.kind));
+        let is_joint = joint.is_some_and(|joint| joint.kinds.contains(&pool.kind));
         match &vendor_gpus {
             // If the vendor's plugin can only choose these GPUs, the other types are taken near them, and no search is needed.
             Some(gpus) if is_joint && pool.n_requested <= MAX_MEMBERS => {

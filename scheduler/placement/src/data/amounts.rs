@@ -174,7 +174,7 @@ pub type NamedAmounts = BTreeMap<ResourceName, u64>;
 pub(crate) fn is_within(amounts: &NamedAmounts, free: &NamedAmounts) -> bool {
     for (resource, amount) in amounts {
         // A resource that the device does not have is not free, whatever the amount.
-        if !matches!(free.get(resource), Some(free) if amount <= free) {
+        if free.get(resource).is_none_or(|free| amount > free) {
             return false;
         }
     }

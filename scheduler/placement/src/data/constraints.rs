@@ -115,11 +115,13 @@ impl Constraints {
     /// Returns true if some constraint rules out whole GPUs, so that the vendor's plugin must not choose them.
     pub(crate) fn narrow_gpus(&self) -> bool {
         let gpus = self.of(&DeviceType::Gpu).unwrap_or(&UNCONSTRAINED);
+        let on_same_switch =
+            |joint: &JointAllocation| joint.same_switch && joint.kinds.contains(&DeviceType::Gpu);
         self.partition.is_some()
-            || matches!(&self.joint, Some(joint) if joint.same_switch && joint.kinds.contains(&DeviceType::Gpu))
+            || self.joint.as_ref().is_some_and(on_same_switch)
             || gpus.selector.is_some()
             || gpus.virtual_functions.is_some()
-            || matches!(gpus.scope, Some(scope) if scope < Scope::Machine)
+            || gpus.scope.is_some_and(|scope| scope < Scope::Machine)
             // Exclusive use of a device alone restricts other pods, not the choice.
             || gpus.exclusion == Some(Exclusion::Switch)
     }

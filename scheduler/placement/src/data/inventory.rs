@@ -134,7 +134,7 @@ impl Inventory {
 
     /// Returns true if the node allocates whole GPUs in the sets of its partition table only.
     pub(crate) fn has_binding_partitions(&self) -> bool {
-        matches!(&self.partitions, Some(table) if table.is_binding)
+        self.partitions.as_ref().is_some_and(|table| table.is_binding)
     }
 
     /// The model of the node's GPUs: that of the largest GPU. `None` without GPUs.
@@ -204,7 +204,7 @@ fn remove_unusable(kind: &DeviceType, devices: &mut Devices) -> Vec<String> {
     // Only devices that are kept claim their ID and minor.
     let mut ids = BTreeSet::new();
     for device in &*devices {
-        let is_minor_taken = matches!(kept.last(), Some(last) if last.minor == device.minor);
+        let is_minor_taken = kept.last().is_some_and(|last| last.minor == device.minor);
         if let Some(problem) = problem_of(kind, device, ids.contains(&device.id), is_minor_taken) {
             problems.push(problem);
             continue;

@@ -72,7 +72,8 @@ impl fmt::Display for Misfit {
 }
 
 impl CandidateCounts {
-    /// Counts a device under each rule that it passes before the first failure; returns true if it passes all.
+    /// Counts a device under each rule that it passes before the first failure; returns true if it passes all. `passes` is in the
+    /// order of [`Self::describe`], which names the first rule that leaves too few devices.
     pub(crate) fn add(&mut self, passes: [bool; 4]) -> bool {
         self.all += 1;
         let after_rules = [

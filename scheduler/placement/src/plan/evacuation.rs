@@ -10,7 +10,6 @@ use crate::plan::Plan;
 use crate::plan::holder::{Obstacle, Price};
 use crate::plan::trials::{Movable, Places, Trials};
 use crate::state::charges::gpus_of_holdings;
-use crate::state::node::Node;
 
 /// Most holders of which every subset and order is tried.
 pub(super) const FEW_HOLDERS: usize = 8;
@@ -60,7 +59,7 @@ pub(super) fn empty(trials: &mut Trials<'_>, node: NodeId, gpus: Vec<usize>) -> 
     trials.close(node.index, &gpus);
     let mut movable = movable_of(trials, node.index, &gpus);
     let n_movable = movable.len();
-    let n_gpus = trials.node(node.index).map_or(&[][..], Node::gpus).len();
+    let n_gpus = trials.node(node.index).map_or(0, |node| node.gpus().len());
     if gpus.len() == n_gpus {
         // No move makes room on another node, so that a pod without a place now never gets one. On the GPUs of the node itself
         // that stay open it may get one.
@@ -139,11 +138,11 @@ impl Search<'_, '_> {
             let price = self.trials.price().plus(one.price).total();
             let best = self.best_price();
             let is_last = self.moved.len() >= self.trials.limits.max_moves;
-            // No moves cost less than `least_price`, so that none are better than those that cost no more.
-            if is_last || matches!(best, Some(best) if best <= evacuation.least_price) {
+            // No moves cost less than `least_price`, so none are better than moves at that price.
+            if is_last || best.is_some_and(|best| best <= evacuation.least_price) {
                 return;
             }
-            let is_too_dear = matches!(best, Some(best) if best <= price);
+            let is_too_dear = best.is_some_and(|best| best <= price);
             if is_too_dear || self.trials.is_moved(one) || self.trials.make_move(one).is_err() {
                 continue;
             }

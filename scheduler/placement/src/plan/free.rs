@@ -144,7 +144,7 @@ impl GpuSet<'_> {
         let mut movable = movable_of(trials, self.index, &self.gpus);
         // The least price for each byte comes first, which is the seconds that the pod has run, and its part of a restart.
         movable.sort_by_key(|one| {
-            // At least 1: of a pod with whole GPUs that are not known the memory on each is not known either.
+            // At least 1: a pod with whole GPUs that are not known counts on every GPU of its node, with no memory.
             let bytes = one.memory_on(&self.gpus).bytes_ceil().max(1);
             (one.price.total() / u128::from(bytes), one.priority)
         });

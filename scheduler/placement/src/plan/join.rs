@@ -165,7 +165,7 @@ fn blocks(trials: &Trials<'_>, one: u32, other: u32) -> Memory {
 
 /// The largest free block of a node: the most memory that is free on one of its GPUs.
 fn block(trials: &Trials<'_>, index: u32) -> Memory {
-    let n_gpus = trials.node(index).map_or(&[][..], Node::gpus).len();
+    let n_gpus = trials.node(index).map_or(0, |node| node.gpus().len());
     let free = (0..n_gpus).map(|gpu| trials.free_of(index, gpu));
     free.max().unwrap_or_default()
 }

@@ -151,7 +151,7 @@ impl Node {
         copy
     }
 
-    /// Changes the GPUs of a copy outside the fleet, with their indices.
+    /// Calls `change` for each GPU of a copy outside the fleet, with its index.
     pub(crate) fn change_gpus(&mut self, change: impl Fn(usize, &mut Device)) {
         for (at, gpu) in self.inventory.gpus.iter_mut().enumerate() {
             change(at, gpu);
@@ -186,7 +186,8 @@ impl Node {
 
     /// Returns true if the node's devices have attributes, links or partitions that matter for the choice of devices.
     pub(crate) fn has_topology(&self) -> bool {
-        matches!(&self.hardware, Some(hardware) if hardware.has_topology)
+        let hardware = self.hardware.as_ref();
+        hardware.is_some_and(|hardware| hardware.has_topology)
     }
 
     pub(crate) fn held_by(&self, owner: &str) -> Option<&Held> {

@@ -140,7 +140,9 @@ impl Nodes {
         let replaced = self.change(index, |node| node.set_inventory(inventory));
         let node = self.slots.get(index as usize).and_then(Option::as_ref);
         let has_gpus = node.is_some_and(Node::has_gpus);
-        if let Some(node) = node.filter(|_| has_gpus != had_any) {
+        if let Some(node) = node
+            && has_gpus != had_any
+        {
             for (amounts, n) in &node.cpu_only {
                 for _ in 0..*n {
                     count_pod(&mut self.cpu_only, *amounts, has_gpus);
@@ -244,7 +246,7 @@ impl Nodes {
         let index = self.enter(name);
         // Nodes are reported again and again without a change, and a change makes the cached results of a node worthless.
         // Not counted in `n_openings`, as no request is refused for CPU or memory.
-        if matches!(self.at(index), Some(node) if node.host.total != total) {
+        if self.at(index).is_some_and(|node| node.host.total != total) {
             self.change(index, |node| node.host.total = total);
         }
         self.remove_if_idle(index);
@@ -316,7 +318,7 @@ impl Nodes {
         if *count == 0 {
             node.cpu_only.remove(&used.amounts);
         }
-        // The others say nothing about nodes with GPUs.
+        // On a node without GPUs a pod takes nothing that pods with GPUs need.
         if node.has_gpus() {
             count_pod(&mut self.cpu_only, used.amounts, is_new);
         }
@@ -329,6 +331,7 @@ impl Nodes {
         // Every change may change the node's value, which is computed again when a request needs it.
         node.value_cache.clear();
         let has_hints = !node.hints.is_empty();
+        // The class is found before the old one is left: most often both are the same.
         let class = has_class(node).then(|| self.classes.class_of(key_with(node, Hints::Ignore)));
         let summary = NodeSummary {
             generation: self.id_at(index).generation,

@@ -3,7 +3,7 @@
 use crate::data::constraints::Exclusion;
 use crate::data::holding::{Hints, Holdings};
 use crate::data::ident::FunctionId;
-use crate::data::inventory::{GPUS, Inventory};
+use crate::data::inventory::GPUS;
 use crate::state::charges::{charges, charges_of_all};
 use crate::state::hardware::Location;
 use crate::state::node::Node;
@@ -41,7 +41,7 @@ impl<'a> Occupancy<'a> {
             occupancy.uses.push(vec![DeviceUse::default(); devices.len()]);
             occupancy.held_functions.push(Vec::new());
         }
-        let in_use = devices_in_use(node, inventory, hints);
+        let in_use = devices_in_use(node, hints);
         for (_, type_at, device, is_occupied) in &in_use {
             if let Some(uses) = occupancy.uses.get_mut(*type_at)
                 && let Some(device) = uses.get_mut(*device)
@@ -63,14 +63,17 @@ impl<'a> Occupancy<'a> {
                 }
             }
             for (kind, exclusion) in &holdings.exclusions {
-                if let Some(type_at) = inventory.type_index(kind)
-                    && let Some(uses) = occupancy.uses.get_mut(type_at)
-                {
-                    let locations = hardware.locations_of(type_at);
-                    for (holder, of_type, device, _) in &in_use {
-                        if std::ptr::eq(*holder, holdings) && *of_type == type_at {
-                            exclude(uses, locations, *device, *exclusion);
-                        }
+                let Some(type_at) = inventory.type_index(kind) else {
+                    continue;
+                };
+                let Some(uses) = occupancy.uses.get_mut(type_at) else {
+                    continue;
+                };
+                let locations = hardware.locations_of(type_at);
+                for (holder, of_type, device, _) in &in_use {
+                    // By address, since several owners may have equal holdings.
+                    if std::ptr::eq(*holder, holdings) && *of_type == type_at {
+                        exclude(uses, locations, *device, *exclusion);
                     }
                 }
             }
@@ -102,7 +105,8 @@ fn exclude(uses: &mut [DeviceUse], locations: &[Location], at: usize, exclusion:
 }
 
 /// The devices that holdings, and the hints that count, may be of.
-fn devices_in_use<'a>(node: &'a Node, inventory: &'a Inventory, hints: Hints<'a>) -> Vec<InUse<'a>> {
+fn devices_in_use<'a>(node: &'a Node, hints: Hints<'a>) -> Vec<InUse<'a>> {
+    let inventory = &node.inventory;
     let mut in_use = Vec::with_capacity(node.held.len());
     for (held, charge) in charges_of_all(inventory, &node.held) {
         in_use.push((&held.holdings, charge.type_at, charge.device, charge.occupies()));

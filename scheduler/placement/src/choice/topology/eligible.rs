@@ -186,11 +186,13 @@ impl<'a> TypeDemand<'a> {
                 if !taken.within(row.free) {
                     return None;
                 }
-                let mut key = gpu_preference(inputs, *need, at, &row).to_vec();
+                // One number by the cost, and four by the policy.
+                let mut key: Vec<u64> = Vec::with_capacity(5);
                 if let Some(basis) = basis {
                     let cost = basis.cost_of([(at, taken_part(taken, row.total))]);
-                    key.insert(0, cost.rank().into());
+                    key.push(cost.rank().into());
                 }
+                key.extend(gpu_preference(inputs, *need, at, &row));
                 Some(key)
             }
             // GPUs that take no shares come first, as pods that share can use all other GPUs.
@@ -263,7 +265,7 @@ pub(crate) fn takes_whole_gpus(context: &DecisionContext<'_>, pool: &Pool) -> bo
     for candidate in &pool.candidates {
         let gpu = context.inventory.gpus.get(candidate.device);
         // Every share takes memory, so a share of all memory leaves a GPU to one pod alone.
-        if !matches!(gpu, Some(gpu) if need.amounts_on(gpu.total()).memory >= gpu.total().memory) {
+        if gpu.is_none_or(|gpu| need.amounts_on(gpu.total()).memory < gpu.total().memory) {
             return false;
         }
     }

@@ -63,13 +63,13 @@ pub(crate) fn partition_sets(
         return Err(Reason::PartitionsUnreadable.into());
     }
     let misfit = |text| Misfit::new(Reason::Partition, text);
-    let gpus = number_of(pool.n_requested, &DeviceType::Gpu);
     let Some(table) = &inventory.partitions else {
         return Err(misfit("the node has no table of GPU partitions".to_owned()));
     };
     let partitions = table.partitions.iter();
     let of_size = partitions.filter(|one| size(one) == pool.n_requested);
     let Some(best_score) = of_size.clone().map(|one| one.score).max() else {
+        let gpus = number_of(pool.n_requested, &DeviceType::Gpu);
         return Err(misfit(format!("the node's table has no partition of {gpus}")));
     };
     let constraint = constraint.unwrap_or_default();
@@ -91,6 +91,7 @@ pub(crate) fn partition_sets(
         }
     }
     if usable.is_empty() {
+        let gpus = number_of(pool.n_requested, &DeviceType::Gpu);
         return Err(misfit(match (best_with_bandwidth, best_free) {
             (Some(free), _) => format!(
                 "no free partition of {gpus} with score {best_score}; the best free one has score {free}"
@@ -113,7 +114,7 @@ pub(crate) fn partition_sets(
     // Places instead of scores: a rank compares partitions with sets that have no score.
     let (mut last_score, mut score_place) = (None, 0);
     for (preference_place, (partition, allowed)) in (0..).zip(usable) {
-        score_place += u32::from(matches!(last_score, Some(last) if last != partition.score));
+        score_place += u32::from(last_score.is_some_and(|last| last != partition.score));
         last_score = Some(partition.score);
         choices.push(GpuSet {
             allowed,
@@ -159,7 +160,7 @@ fn left_without(taken: &Partition, whole: &[&Partition], mut left: LeftBySize) -
 fn is_whole(partition: &Partition, gpus: &[Device], uses: &[DeviceUse]) -> bool {
     for minor in &partition.minors {
         let found = gpus.iter().zip(uses).find(|(gpu, _)| gpu.minor == *minor);
-        if !matches!(found, Some((gpu, device_use)) if gpu.is_open() && !device_use.is_occupied) {
+        if found.is_none_or(|(gpu, device_use)| !gpu.is_open() || device_use.is_occupied) {
             return false;
         }
     }
@@ -235,12 +236,12 @@ pub(crate) fn losses(
 
 /// Returns true if a device exists and is not occupied.
 fn is_free(uses: &[DeviceUse], at: usize) -> bool {
-    matches!(uses.get(at), Some(device) if !device.is_occupied)
+    uses.get(at).is_some_and(|device| !device.is_occupied)
 }
 
 /// Returns true if the GPU at an index has one of these minors.
 fn has_minor(gpus: &[Device], at: usize, minors: &[u32]) -> bool {
-    matches!(gpus.get(at), Some(gpu) if minors.contains(&gpu.minor))
+    gpus.get(at).is_some_and(|gpu| minors.contains(&gpu.minor))
 }
 
 /// Counts a group of GPUs that are all free in the loss of each of its GPUs.

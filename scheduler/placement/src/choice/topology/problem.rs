@@ -291,7 +291,8 @@ impl<'a> Problem<'a> {
                 on_switches = on_switches.or(switch.lead);
             }
         }
-        let is_too_wide = matches!(self.max_switches(), Some(max) if closeness.n_switches as usize > max);
+        let max_switches = self.max_switches();
+        let is_too_wide = max_switches.is_some_and(|max| closeness.n_switches as usize > max);
         // A switch that must not be used is in no NUMA node's list, so its devices are on none of these switches.
         if chosen.len() != self.lead.n_requested || !chosen.is_within(on_switches) || is_too_wide {
             return None;

@@ -21,8 +21,8 @@ pub(crate) fn search(problem: &Problem<'_>) -> Option<(CandidateSet, Rank)> {
         return Some((problem.allowed, problem.rank(problem.allowed)?));
     }
     // Links between pairs do not add up over switches, so the search by states cannot count them.
-    let has_different_links =
-        matches!(problem.links, Some(links) if n > 1 && !links.are_equal(problem.allowed));
+    let links = problem.links;
+    let has_different_links = links.is_some_and(|links| n > 1 && !links.are_equal(problem.allowed));
     if has_different_links && problem.allowed.n_subsets(n) <= MAX_SUBSETS {
         return try_all(problem);
     }
