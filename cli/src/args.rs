@@ -327,7 +327,7 @@ fn user_name(text: &str) -> Result<HeaderValue, String> {
 
 fn bytes(text: &str) -> Result<u64, String> {
     let amount = text.parse::<Quantity>().ok().and_then(Quantity::unsigned);
-    Ok(amount.ok_or("write bytes as Kubernetes does, such as 40Gi")?)
+    amount.ok_or_else(|| "write bytes as Kubernetes does, such as 40Gi".to_owned())
 }
 
 /// Parses a time such as 90s, 5m or 2h.

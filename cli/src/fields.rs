@@ -85,5 +85,5 @@ pub(crate) fn condition<'a>(object: &'a Value, conditions: &str, kind: &str) -> 
 }
 
 pub(crate) fn has_condition(object: &Value, conditions: &str, kind: &str) -> bool {
-    matches!(condition(object, conditions, kind), Some(found) if text(found, "/status") == "True")
+    condition(object, conditions, kind).is_some_and(|found| text(found, "/status") == "True")
 }

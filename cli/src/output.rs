@@ -270,8 +270,12 @@ impl TextTable {
         self.rows.push(row.into());
     }
 
+    /// Removes the columns with these names, and their cells, unless `is_shown`.
     pub(crate) fn show_if(&mut self, is_shown: bool, names: &[&str]) {
-        let is_left_out = |column: &Column| !is_shown && names.contains(&column.name);
+        if is_shown {
+            return;
+        }
+        let is_left_out = |column: &Column| names.contains(&column.name);
         for row in &mut self.rows {
             let mut columns = self.columns.iter();
             row.retain(|_| !columns.next().is_some_and(is_left_out));
@@ -292,7 +296,8 @@ impl TextTable {
         let empty = Cell::default();
         self.rows.sort_by(|one, other| {
             let (one, other) = (one.get(idx).unwrap_or(&empty), other.get(idx).unwrap_or(&empty));
-            (other.amount, &one.text).cmp(&(one.amount, &other.text))
+            let by_amount = other.amount.cmp(&one.amount);
+            by_amount.then_with(|| one.text.cmp(&other.text))
         });
         Ok(())
     }

@@ -88,7 +88,11 @@ impl Contact {
             StatusCode::SERVICE_UNAVAILABLE,
             StatusCode::GATEWAY_TIMEOUT,
         ];
-        self.note(matches!(&result, Ok(response) if !NO_SERVER.contains(&response.status())));
+        let is_answer = match &result {
+            Ok(response) => !NO_SERVER.contains(&response.status()),
+            Err(_) => false,
+        };
+        self.note(is_answer);
         result
     }
 

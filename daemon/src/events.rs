@@ -134,7 +134,8 @@ impl Recorder {
         &self.node
     }
 
-    /// Records a warning and returns true, unless the channel to the [`Writer`] is half full: callers try again later.
+    /// Records a warning and returns true, unless the channel to the [`Writer`] is half full: callers try again later. The other
+    /// half is left to events that tasks record only once.
     pub fn try_warn(&self, subject: impl Into<Subject>, reason: &'static str, message: String) -> bool {
         self.events.capacity() > CAPACITY / 2
             && self.send(subject.into(), EventType::Warning, reason, message)

@@ -23,7 +23,7 @@ impl LogLimit {
     pub fn next_line(&self) -> Option<u64> {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let (last, left_out) = &mut *state;
-        if matches!(*last, Some(last) if last.elapsed() < INTERVAL) {
+        if last.is_some_and(|last| last.elapsed() < INTERVAL) {
             *left_out += 1;
             return None;
         }

@@ -26,7 +26,8 @@ use crate::watchdog::{self, Probe};
 /// Longest time for which the process waits at its end until the servers have answered the requests in work.
 const DRAIN_LIMIT: Duration = Duration::from_secs(10);
 
-/// Time after which a daemon ends itself while its runtime runs no task, or a lock of [`Process::watch_lock`] is not released.
+/// Time after which a daemon that hangs ends itself, so that kubelet starts it again: its runtime runs no task, or a lock of
+/// [`Process::watch_lock`] is not released.
 pub const HANG_LIMIT: Duration = Duration::from_secs(10);
 
 /// The most connections of the listener for probes and metrics: kubelet, Prometheus and a few people.

@@ -137,7 +137,9 @@ where
     }
 
     fn fail(&mut self, error: &watcher::Error) -> Update<K> {
-        if matches!(error, watcher::Error::InitialListFailed(kube::Error::Api(status)) if status.code == 404)
+        // The API server answers a list with 404 if it does not know the kind.
+        if let watcher::Error::InitialListFailed(kube::Error::Api(status)) = error
+            && status.code == 404
         {
             debug!(watch = self.name, "the API server does not know this kind");
             self.note_failure();

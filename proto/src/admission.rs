@@ -11,7 +11,8 @@ pub const API_VERSION: &str = "admission.k8s.io/v1";
 /// `kind` of request and response.
 pub const KIND: &str = "AdmissionReview";
 
-/// Default of `--unrestricted-namespaces`, on which the scheduler's webhook and the plugin's runtime hook must agree.
+/// Default of `--unrestricted-namespaces`, whose pods may choose the GPUs that they see. The scheduler's webhook and the plugin's
+/// runtime hook must agree on it.
 pub const UNRESTRICTED_NAMESPACES: &str = "kube-system,gpushare-system";
 
 /// A review with a request.

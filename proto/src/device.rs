@@ -41,7 +41,8 @@ pub const SHARING_LABEL: &str = "gpushare/sharing";
 /// The only value of [`SHARING_LABEL`].
 pub const SHARING_DISABLED: &str = "disabled";
 
-/// Annotation of the node that the plugin changes after its Device object, so that kube-scheduler retries pending pods.
+/// Annotation of the node that the plugin changes after its Device object: kube-scheduler watches nodes, but no Device objects,
+/// and retries pending pods when a node changes.
 pub const DEVICES_REVISION: &str = "gpushare/devices-revision";
 
 /// Annotation of the Device object with the boot ID that the node's kernel had when the plugin wrote the object.
@@ -285,7 +286,7 @@ fn without_defaults(schema: &mut Schema) {
     };
     for field in properties.values_mut().filter_map(Value::as_object_mut) {
         // The default of `health` stays, as Koordinator's schema has it: a boolean that is left out is false there too.
-        if matches!(field.get("default"), Some(default) if !default.is_boolean()) {
+        if field.get("default").is_some_and(|default| !default.is_boolean()) {
             field.remove("default");
         }
     }

@@ -291,7 +291,8 @@ pub struct ContainerRunning {
 }
 
 impl Pod {
-    /// Returns true if the pod's processes have ended for good, so that its devices are free. A deletion timestamp shows no end.
+    /// Returns true if the pod's processes have ended for good, so that its devices are free. With a deletion timestamp they may
+    /// still run until the grace period ends.
     pub fn is_terminal(&self) -> bool {
         matches!(self.status.phase.as_deref(), Some("Succeeded" | "Failed"))
     }
@@ -470,7 +471,7 @@ impl Container {
 
     /// Returns true if the container requests more than zero of a resource. A quantity that does not parse counts as more.
     pub fn asks_for(&self, resource: &str) -> bool {
-        matches!(self.quantity(resource), Some(amount) if !amount.is_zero())
+        self.quantity(resource).is_some_and(|amount| !amount.is_zero())
     }
 }
 

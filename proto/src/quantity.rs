@@ -209,7 +209,11 @@ impl Visitor<'_> for QuantityVisitor {
     }
 
     fn visit_u64<E: de::Error>(self, units: u64) -> Result<Quantity, E> {
-        self.visit_str(&units.to_string())
+        match i64::try_from(units) {
+            Ok(units) => self.visit_i64(units),
+            // Out of range: the error names the number.
+            Err(_) => self.visit_str(&units.to_string()),
+        }
     }
 
     fn visit_f64<E: de::Error>(self, units: f64) -> Result<Quantity, E> {

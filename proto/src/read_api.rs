@@ -548,7 +548,7 @@ pub struct FitAnswer {
     /// The nodes of the pods that fit, in the order of their first pods. With a domain the one node of all, if all fit.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub placements: Vec<FitPlacement>,
-    /// The number of nodes that refuse the next pod, with a domain all pods, by reason. Absent if all pods fit.
+    /// The number of nodes that refuse the next pod, or with a domain all pods, by reason. Absent if all pods fit.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub blocked: BTreeMap<String, u32>,
 }

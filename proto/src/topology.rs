@@ -95,7 +95,9 @@ pub struct GpuLinks {
 impl GpuPartition {
     /// The rule that the partition breaks, in words that complete "the set …"; `None` if it breaks none.
     fn broken_rule(&self, size: u32) -> Option<&'static str> {
-        let has_bad_bandwidth = matches!(self.ring_bus_bandwidth, Some(value) if bandwidth(value).is_none());
+        let has_bad_bandwidth = self
+            .ring_bus_bandwidth
+            .is_some_and(|value| bandwidth(value).is_none());
         // A GPU that is listed twice would let a pod have fewer GPUs than it requests.
         if !are_distinct(&self.minors) {
             Some("names a GPU twice")

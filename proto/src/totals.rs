@@ -45,10 +45,10 @@ pub(crate) fn peak<'a, E>(
 }
 
 /// Combines amounts with others, resource by resource.
-fn combine<'a>(amounts: &mut Amounts<'a>, others: &Amounts<'a>, combine: fn(u64, u64) -> u64) {
+fn combine<'a>(amounts: &mut Amounts<'a>, others: &Amounts<'a>, operation: fn(u64, u64) -> u64) {
     for (name, other) in others {
         let amount = amounts.entry(*name).or_default();
-        *amount = combine(*amount, *other);
+        *amount = operation(*amount, *other);
     }
 }
 

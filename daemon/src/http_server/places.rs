@@ -140,7 +140,7 @@ impl Taken {
         ended.map_or(Accept::Refuse, Accept::InsteadOf)
     }
 
-    /// The oldest connection of the largest address, if that keeps as many as the new client, which has `of_address` before.
+    /// The oldest connection of the address with the most, if it keeps as many as the new client, which has `of_address` before.
     fn oldest_of_largest(&self, by_address: &BTreeMap<IpAddr, usize>, of_address: usize) -> Option<u64> {
         let (largest, n) = by_address.iter().max_by_key(|(_, n)| **n)?;
         let mut open = self.open.iter();
@@ -148,7 +148,7 @@ impl Taken {
         (*n >= of_address + 2).then_some(*number)
     }
 
-    /// The quietest connection of the largest address, of those that `may_end` accepts and that have no request in work.
+    /// The quietest connection of the address with the most, of those that `may_end` accepts and that have no request in work.
     fn quietest(
         &self,
         by_address: &BTreeMap<IpAddr, usize>,

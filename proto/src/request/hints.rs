@@ -182,9 +182,11 @@ impl Hints {
     }
 
     fn parse(&mut self, key: &str, text: &str, unknown: UnknownKeys) -> Result<(), String> {
+        // Before parsing, so that a long text costs no time.
+        if text.len() > MAX_BYTES {
+            return Err(format!("longer than {MAX_BYTES} bytes"));
+        }
         match key {
-            // Before parsing, so that a long text costs no time.
-            _ if text.len() > MAX_BYTES => return Err(format!("longer than {MAX_BYTES} bytes")),
             ALLOCATE_HINT => self.by_type = parse_by_type(text, unknown)?,
             JOINT_ALLOCATE => self.joint = parse_joint(text, unknown)?,
             // Every key is one of `HINTS`, and this is the last.
