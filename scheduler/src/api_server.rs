@@ -77,8 +77,8 @@ pub(crate) async fn merge(client: &Client, path: &str, changes: &Value) -> Resul
 }
 
 async fn in_time(answer: impl Future<Output = Result<Answer, String>>) -> Result<Answer, String> {
-    let in_time = timeout(ANSWER_TIMEOUT, answer).await;
-    in_time.unwrap_or_else(|_| Err(format!("no answer from the API server within {ANSWER_TIMEOUT:?}")))
+    let answered = timeout(ANSWER_TIMEOUT, answer).await;
+    answered.unwrap_or_else(|_| Err(format!("no answer from the API server within {ANSWER_TIMEOUT:?}")))
 }
 
 /// Sends a request with this content type, and waits for its answer without a time limit.

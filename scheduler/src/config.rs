@@ -140,13 +140,13 @@ pub struct Serving {
     pub listen: SocketAddr,
     /// Address of the page and the read API, if they have one.
     pub read_listen: Option<SocketAddr>,
-    /// [`MAX_BODY`], but for tests.
+    /// Largest request body, in bytes: [`MAX_BODY`] except in tests.
     pub max_body: usize,
-    /// Longest time from the head of a request to the end of its body: [`READ_TIMEOUT`], but for tests.
+    /// Longest time from the head of a request to the end of its body: [`READ_TIMEOUT`] except in tests.
     pub read_timeout: Duration,
-    /// [`CONCURRENCY`], but for tests.
+    /// [`CONCURRENCY`] except in tests.
     pub concurrency: usize,
-    /// [`BIND_CONCURRENCY`], but for tests.
+    /// [`BIND_CONCURRENCY`] except in tests.
     pub bind_concurrency: usize,
     /// The certificate files of the extender, if it has some.
     pub tls: Option<TlsFiles>,
@@ -274,7 +274,7 @@ impl TryFrom<Args> for Config {
 }
 
 /// Returns true if only this machine reaches the address.
-fn is_loopback(address: SocketAddr) -> bool {
+pub(crate) fn is_loopback(address: SocketAddr) -> bool {
     // `::ffff:127.0.0.1` is the loopback address as well.
     address.ip().to_canonical().is_loopback()
 }

@@ -239,8 +239,9 @@ impl Extender {
             return Err(RequestError::NoCertificate);
         }
         // Refused before the body arrives, so that the client need not send all of it.
-        let length = header_text(request.headers(), header::CONTENT_LENGTH).unwrap_or_default();
-        if matches!(length.parse::<usize>(), Ok(length) if length > limit) {
+        let length = header_text(request.headers(), header::CONTENT_LENGTH);
+        let length = length.and_then(|length| length.parse::<usize>().ok());
+        if length.is_some_and(|length| length > limit) {
             return Err(RequestError::TooLarge(limit));
         }
         match tokio::time::timeout(read_timeout, Limited::new(request.into_body(), limit).collect()).await {

@@ -40,7 +40,8 @@ impl<T> KeyedLock<T> {
     /// The number of tasks that hold the lock of a key or wait for it.
     pub(crate) fn n_users(&self, key: &str) -> usize {
         // The entry has one reference, each of the tasks another.
-        self.0.lock().get(key).map_or(1, Arc::strong_count) - 1
+        let entries = self.0.lock();
+        entries.get(key).map_or(0, |lock| Arc::strong_count(lock) - 1)
     }
 }
 

@@ -112,7 +112,7 @@ pub fn obstacles(pod: &PodRules, node: &NodeFacts) -> Vec<NodeRefusal> {
             obstacles.push(NodeRefusal::Unschedulable);
         }
     }
-    if matches!(&pod.node_name, Some(name) if *name != node.name) {
+    if pod.node_name.as_deref().is_some_and(|name| *name != *node.name) {
         obstacles.push(NodeRefusal::OtherNode);
     }
     for taint in &node.hard_taints {

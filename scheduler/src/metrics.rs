@@ -415,7 +415,7 @@ fn encode_namespaces(
     })?;
     let help = "Computing power that the pods of a namespace hold; 1 is a whole GPU";
     encode("namespace_gpu_core_allocated_ratio", help, |sum| {
-        percent(sum.core)
+        as_ratio(sum.core)
     })?;
     let help = "Parts of GPUs that the pods of a namespace hold";
     encode("namespace_gpu_parts", help, |sum| as_f64(sum.n_parts))
@@ -439,10 +439,12 @@ fn encode_gpus(encoder: &mut DescriptorEncoder<'_>, gpus: &[GpuSnapshot]) -> fmt
     let help = "Free memory of a GPU on which no typical pod fits";
     encode("gpu_memory_stranded_bytes", help, |gpu| as_f64(gpu.stranded))?;
     let help = "Computing power of a GPU; 1 is a whole GPU";
-    encode("gpu_core_total_ratio", help, |gpu| percent(gpu.core_total.into()))?;
+    encode("gpu_core_total_ratio", help, |gpu| {
+        as_ratio(gpu.core_total.into())
+    })?;
     let help = "Computing power of a GPU that pods hold; 1 is a whole GPU";
     encode("gpu_core_allocated_ratio", help, |gpu| {
-        percent(gpu.core_held.into())
+        as_ratio(gpu.core_held.into())
     })?;
     let help = "Containers that may request a share of a GPU as koordinator.sh/gpu.shared";
     encode("gpu_sharers_capacity", help, |gpu| gpu.slots_total.into())?;
@@ -461,8 +463,8 @@ fn as_f64(number: u64) -> f64 {
 }
 
 /// A percentage as a ratio.
-fn percent(number: u64) -> f64 {
-    as_f64(number) / 100.0
+fn as_ratio(percent: u64) -> f64 {
+    as_f64(percent) / 100.0
 }
 
 fn gauge(value: u64) -> ConstGauge<i64> {

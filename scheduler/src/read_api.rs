@@ -21,7 +21,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -33,6 +33,7 @@ use axum::{Router, middleware};
 use http::header::AsHeaderName;
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use http_body_util::{BodyExt, Limited};
+use parking_lot::Mutex;
 use proto::read_api::{
     Diagnosis, FitRequest, Node, PlanRequest, Replica, State as ClusterState, Totals, VERSION,
 };
@@ -149,7 +150,7 @@ impl ReadApi {
             if is_measured || minute % PROBE_MINUTES == 0 {
                 is_measured = self.add_memory_in_use(&snapshot, &mut models).await;
             }
-            let mut history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut history = self.history.lock();
             history.record(unix_time().as_secs(), snapshot.pending.total, &models);
         }
     }
@@ -310,10 +311,10 @@ fn is_this_machine(host: &[u8]) -> bool {
     }
     // An IPv6 address has brackets, and colons of its own.
     if let Some(address) = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
-        return matches!(address.parse::<Ipv6Addr>(), Ok(ip) if ip.is_loopback());
+        return address.parse::<Ipv6Addr>().is_ok_and(|ip| ip.is_loopback());
     }
     let name = host.rsplit_once(':').map_or(host, |(name, _)| name);
-    name == "localhost" || matches!(name.parse::<Ipv4Addr>(), Ok(ip) if ip.is_loopback())
+    name == "localhost" || name.parse::<Ipv4Addr>().is_ok_and(|ip| ip.is_loopback())
 }
 
 async fn follow_changes(
@@ -336,11 +337,7 @@ async fn follow_changes(
 
 async fn history(State(api): State<Arc<ReadApi>>) -> Response {
     // In a statement of its own, so that the lock ends before up to 10 MB are written as JSON.
-    let history = api
-        .history
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .history();
+    let history = api.history.lock().history();
     respond(&history)
 }
 

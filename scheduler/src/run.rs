@@ -35,7 +35,7 @@ use crate::admission::server::Webhooks;
 use crate::bind::Binder;
 use crate::certificates::issue::{CertificateOrder, issue};
 use crate::closing_events;
-use crate::config::{Args, Command, Config, PREFIX};
+use crate::config::{Args, Command, Config, PREFIX, is_loopback};
 use crate::extender::pod_memory::sweep_memory;
 use crate::extender::{Extender, bind, health_router, requeue, router};
 use crate::index::{Index, RawDevice, Shared};
@@ -160,7 +160,7 @@ async fn serve_requests(config: Config, connection: Connection, mut process: Pro
     }
     if let Some(address) = serving.read_listen {
         // A port-forward ends on the loopback address, which no other machine reaches and no certificate names.
-        let is_local = address.ip().to_canonical().is_loopback();
+        let is_local = is_loopback(address);
         let tls = tls.extender.clone().filter(|_| !is_local);
         let server = http_server(address, page::router(&read_api, !is_local), VIEW_CONNECTIONS, tls).await?;
         process.serve("read API and page", server);

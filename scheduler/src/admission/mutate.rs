@@ -164,11 +164,7 @@ fn name_scheduler(draft: &mut Draft, name: Option<&str>) {
 
 /// Returns true if a field is absent, or has one of these texts.
 fn is_one_of(field: Option<&Value>, texts: &[&str]) -> bool {
-    match field {
-        None => true,
-        Some(Value::String(text)) => texts.contains(&&**text),
-        Some(_) => false,
-    }
+    field.is_none_or(|value| value.as_str().is_some_and(|text| texts.contains(&text)))
 }
 
 /// Removes the annotations of the allocation record, which no user writes, and returns a warning for each.

@@ -24,34 +24,35 @@ pub(super) fn review(
     cluster: &Shared<Index>,
 ) -> Result<Verdict, Unreadable> {
     let namespace = &*request.namespace;
-    let mut warnings = Vec::new();
     let checked = match (request.operation, request.sub_resource.as_str()) {
-        (Operation::Create, "") => check_new(rules, &read(request)?, namespace, cluster, &mut warnings),
+        (Operation::Create, "") => check_new(rules, &read(request)?, namespace, cluster),
         (Operation::Update, "" | "ephemeralcontainers") => {
-            check_update(rules, &read_old(request)?, &read(request)?, namespace)
+            let checked = check_update(rules, &read_old(request)?, &read(request)?, namespace);
+            checked.map(|()| Vec::new())
         }
-        _ => Ok(()),
+        _ => Ok(Vec::new()),
     };
-    Ok(Verdict::of(checked.and(Ok((Vec::new(), warnings)))))
+    Ok(Verdict::of(checked.map(|warnings| (Vec::new(), warnings))))
 }
 
-/// Checks a new pod; adds warnings about what is valid and looks like a mistake.
+/// Checks a new pod; returns warnings about what is valid and looks like a mistake.
 fn check_new(
     rules: &Rules,
     pod: &Pod,
     namespace: &str,
     cluster: &Shared<Index>,
-    warnings: &mut Vec<String>,
-) -> Result<(), Refusal> {
+) -> Result<Vec<String>, Refusal> {
     // kubelet runs the static pod whatever the answer is; a refusal would only hide it.
     if is_mirror(pod) {
-        return Ok(());
+        return Ok(Vec::new());
     }
     let kinds = RequestedKinds::of_pod(pod, &rules.names);
+    let mut warnings = Vec::new();
     if !kinds.is_empty() || pod.annotation(ALL_DEVICES).is_some() {
-        *warnings = check_request(rules, pod, cluster)?;
+        warnings = check_request(rules, pod, cluster)?;
     }
-    check_device_fields(rules, None, pod, namespace)
+    check_device_fields(rules, None, pod, namespace)?;
+    Ok(warnings)
 }
 
 /// The reason for which no node of this cluster can ever take a new pod: its memory seems to be in another unit, or it names a

@@ -44,7 +44,8 @@ fn added_containers<'a>(old: Option<&'a Pod>, new: &'a Pod) -> Vec<&'a Container
 
 /// Returns true if the variable's value selects no device. A value by `valueFrom` is not known, so it may select some.
 fn selects_none(variable: &Variable) -> bool {
-    matches!(variable.own_value(), Some(value) if NO_DEVICE.contains(&value))
+    let value = variable.own_value();
+    value.is_some_and(|value| NO_DEVICE.contains(&value))
 }
 
 /// Refuses a pod in this namespace that selects devices itself, by a variable of a container or an annotation; of an update of
@@ -126,8 +127,8 @@ fn check_annotation(key: &str, value: &str, namespace: &str) -> Result<(), Refus
 
 /// Returns true if this is the key of an annotation by which a container runtime gives a pod CDI devices.
 fn names_devices(key: &str) -> bool {
-    let nri_path = key.strip_prefix(NRI_DOMAIN);
-    key.starts_with(CDI_PREFIX) || matches!(nri_path, Some(path) if path.is_empty() || path.starts_with('/'))
+    let is_nri_path = |rest: &str| rest.is_empty() || rest.starts_with('/');
+    key.starts_with(CDI_PREFIX) || key.strip_prefix(NRI_DOMAIN).is_some_and(is_nri_path)
 }
 
 /// The end of a refusal: the flag by which an operator exempts a `DaemonSet` that has to see every GPU, as for metrics.

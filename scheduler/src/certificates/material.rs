@@ -192,8 +192,8 @@ impl Material {
             changes.push(Change::Succession);
         }
         material.former.retain(|former| former.ends > now);
-        let (signer, leaf) = (&material.signer, material.leaf.as_ref());
-        if !matches!(leaf, Some(leaf) if leaf.is_current(signer, hosts, lifetime, now)) {
+        let (signer, held) = (&material.signer, material.leaf.as_ref());
+        if !held.is_some_and(|leaf| leaf.is_current(signer, hosts, lifetime, now)) {
             let leaf = signer.issue(hosts, lifetime, ExtendedKeyUsagePurpose::ServerAuth, now);
             let leaf = leaf.context(CANNOT_ISSUE)?;
             // A person may have put a key into the Secret that does not belong to the authority.

@@ -148,8 +148,10 @@ impl FromStr for AnswerNodes {
     }
 }
 
-/// The form in which filter reports nodes whose devices have no room, while evicting pods might make some. Up to 1.37
-/// kube-scheduler errs on a resolvable node whose sums have room; later versions ask the extender about it.
+/// The form in which filter reports nodes whose devices have no room, while evicting pods might make some.
+///
+/// Up to 1.37 kube-scheduler looks for victims on a node that is reported resolvable, finds none if the node's sums of requests
+/// have room, and treats that as an error. Later versions ask the extender about such nodes, without victims.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum MisfitNodes {
     /// As nodes on which evictions make no room.

@@ -337,7 +337,7 @@ pub(super) fn evaluate_all<'n>(
         match &mut best {
             None => evaluation.reported.push(reported()),
             // A rank takes two more look-ups by name, and most nodes of a large request are excluded by their score.
-            Some(_) if matches!(least, Some(least) if score < least) => {}
+            Some(_) if least.is_some_and(|least| score < least) => {}
             Some((ranker, top)) => {
                 top.insert(ranker.rank(name(), score), reported());
                 least = top.least();
@@ -361,8 +361,9 @@ pub(super) fn evaluate_all<'n>(
 /// The number of nodes at the beginning of `nodes` that fit, as the batch knows already, with a score below `least`.
 fn count_below(least: Score, nodes: &[(u32, Option<NodeId>)], batch: &BatchEvaluation<'_>) -> usize {
     // A loop of its own: most nodes of a large request end here.
-    let is_below = |(_, id): &&_| matches!(id, Some(id) if batch.is_known_below(least, *id));
-    nodes.iter().take_while(is_below).count()
+    let is_below = |id: NodeId| batch.is_known_below(least, id);
+    let below = nodes.iter().take_while(|(_, id)| id.is_some_and(is_below));
+    below.count()
 }
 
 /// Sorts items by their places, each below `n` and no two the same, in linear time.

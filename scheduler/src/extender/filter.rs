@@ -441,7 +441,7 @@ impl<'r> Filter<'_, 'r> {
         let mut lacking: Vec<NodeId> = Vec::new();
         for (place, node) in nodes.iter() {
             let misfit = evaluation.misfits.get(*place as usize);
-            if matches!(misfit, Some((_, misfit)) if misfit.reason.is_lack_of_room()) {
+            if misfit.is_some_and(|(_, misfit)| misfit.reason.is_lack_of_room()) {
                 lacking.extend(*node);
             }
         }
@@ -457,8 +457,8 @@ impl<'r> Filter<'_, 'r> {
         let created = pod.metadata.creation_timestamp.as_ref();
         let created = created.map_or(i64::MAX, |created| created.0.as_second());
         let mut memory = self.extender.memory();
-        let pod = (id, pod.priority(), created);
-        memory.refused.refuse(pod, lacking.into_iter(), self.now);
+        let waiting = (id, pod.priority(), created);
+        memory.refused.refuse(waiting, lacking.into_iter(), self.now);
     }
 
     /// Returns true if the request may name a sample of the cluster's nodes: kube-scheduler may know more.
@@ -598,7 +598,7 @@ impl RefusalTexts<'_> {
     /// Returns true if kube-scheduler may look for victims on a node.
     fn is_resolvable(&self, name: &str, misfit: NodeMisfit, misfit_nodes: MisfitNodes) -> bool {
         // kube-scheduler would evict further pods for a pod whose nominated node is unresolvable.
-        let is_nominated = matches!(self.nominated, Some((node, _)) if node == name);
+        let is_nominated = self.nominated.is_some_and(|(node, _)| node == name);
         let is_out_of_room =
             misfit_nodes == MisfitNodes::Resolvable && misfit.reason.is_lack_of_room() && !self.is_for_group;
         misfit.is_unknown_node || is_nominated || is_out_of_room

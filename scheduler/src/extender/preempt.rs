@@ -286,7 +286,7 @@ pub(super) fn awaited_victims_text(
     let [first, second] = VICTIMS_NOT_ENDED;
     let mut memory = extender.memory();
     let hold = memory.rooms.held.get(pod.uid());
-    let is_being_made = matches!(hold, Some(hold) if *hold.node == *node);
+    let is_being_made = hold.is_some_and(|hold| *hold.node == *node);
     if let Some(named) = memory.victims.get_mut(pod.uid())
         && (is_being_made || named.are_awaited(index, Some(node), now))
     {

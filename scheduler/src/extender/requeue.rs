@@ -3,8 +3,9 @@
 //!
 //! - **The pod was refused for a sample** (`percentageOfNodesToScore`), although another node may have room: the texts of its
 //!   refusals alternate (`SampleRetries`).
-//! - **Room opens without an event**, as when a hint expires or a Device object changes: it is announced by a write to an object
-//!   that kube-scheduler watches ([`Room`]), if a pod was refused before it opened (`WaitingPods`).
+//! - **Room opens without an event**, as when a hint (room kept for a pod that is not bound yet) expires or a Device object
+//!   changes: it is announced by a write to an object that kube-scheduler watches ([`Room`]), if a pod was refused before it
+//!   opened (`WaitingPods`).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -105,7 +106,7 @@ impl SampleRetries {
         };
         let retry = Retry {
             at: now,
-            is_odd: matches!(last, Some(Retry { is_odd: false, .. })),
+            is_odd: last.is_some_and(|last| !last.is_odd),
             n_in_row,
             n_openings,
         };

@@ -3,9 +3,10 @@
 //! Only the leader answers kube-scheduler, so the other replicas know of no such pods.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
 /// Time for which a pod that the index does not know is remembered: its first filter may come before its watch event.
@@ -37,7 +38,7 @@ impl UnplacedPods {
     /// Notes the result of a pod's filter; `refusal` is the label of the reason for which no node fits.
     pub(super) fn note_filter(&self, uid: &str, refusal: Option<&'static str>, now: Instant) {
         let reason = refusal.unwrap_or(FITS);
-        let mut pods = self.lock();
+        let mut pods = self.0.lock();
         if let Some(pod) = pods.get_mut(uid) {
             pod.reason = reason;
         } else if pods.len() < MAX_PODS {
@@ -48,21 +49,21 @@ impl UnplacedPods {
 
     /// Forgets a bound pod; returns the time since its first filter.
     pub(super) fn note_bound(&self, uid: &str, now: Instant) -> Option<Duration> {
-        let pod = self.lock().remove(uid)?;
+        let pod = self.0.lock().remove(uid)?;
         Some(now.duration_since(pod.first_asked))
     }
 
     /// The pods, each with the time since its first filter.
     pub(super) fn ages(&self, now: Instant) -> Vec<(Arc<str>, Duration)> {
         let mut ages = Vec::new();
-        for (uid, pod) in &*self.lock() {
+        for (uid, pod) in &*self.0.lock() {
             ages.push((Arc::clone(uid), now.duration_since(pod.first_asked)));
         }
         ages
     }
 
     pub(super) fn forget(&self, gone: &[Arc<str>]) {
-        let mut pods = self.lock();
+        let mut pods = self.0.lock();
         for uid in gone {
             pods.remove(uid);
         }
@@ -72,7 +73,7 @@ impl UnplacedPods {
         let mut summary = UnplacedSummary::default();
         // Always there, so that a graph shows 0 and not a gap.
         summary.by_reason.insert(FITS, 0);
-        for pod in self.lock().values() {
+        for pod in self.0.lock().values() {
             *summary.by_reason.entry(pod.reason).or_default() += 1;
             summary.oldest = summary.oldest.max(now.duration_since(pod.first_asked));
         }
@@ -82,10 +83,6 @@ impl UnplacedPods {
     /// Returns true if a pod that the index does not know may still be on its way there.
     pub(super) fn is_new(age: Duration) -> bool {
         age < GRACE
-    }
-
-    fn lock(&self) -> MutexGuard<'_, FxHashMap<Arc<str>, UnplacedPod>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

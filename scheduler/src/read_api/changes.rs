@@ -19,7 +19,8 @@ use super::snapshot::{Delta, MAX_AGE, StateSnapshot};
 use super::{ReadApi, json};
 use crate::extender::Denied;
 
-/// Time for which a client whose token has ended, or lost its rights, gets changes, beside that for which reviews are cached.
+/// Time after which a client's token is reviewed again: a client whose token has ended, or lost its rights, gets changes for this
+/// time at the longest, plus that for which reviews are cached.
 const REVIEW_INTERVAL: Duration = Duration::from_secs(60);
 /// Time without an event after which a comment is sent, so that proxies keep the connection.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);

@@ -8,10 +8,12 @@ use super::names::Viewer;
 use super::node_findings::node_findings;
 use super::snapshot::StateSnapshot;
 
-/// Seconds without a filter request while pods wait; kube-scheduler tries each again after at most five minutes.
+/// Seconds without a filter request after which pods that wait are an error: kube-scheduler tries each again after at most
+/// five minutes.
 const MAX_SILENCE: u64 = 600;
 const DAY: i64 = 24 * 60 * 60;
-/// Seconds before the end of a certificate: the scheduler renews its own 30 days before, so that this has failed for two weeks.
+/// Seconds before the end of a certificate from which on the end is a finding. The scheduler renews its own 30 days before, so
+/// that renewal has failed for two weeks by then.
 const ENDS_SOON: i64 = 14 * DAY;
 
 /// All findings, without the names of pods that the viewer may not see.
@@ -75,7 +77,8 @@ pub(super) fn check_certificates(ends: &[(&str, i64)], now: Duration) -> Finding
     finding_of_replica("certificates", severity, message, remedy)
 }
 
-/// The finding on kube-scheduler's filter requests: only to the leader, and about pods with resources of its configuration.
+/// The finding on kube-scheduler's filter requests. It sends them to the leader alone, and only about pods that request resources
+/// which its configuration names.
 fn check_filter_requests(replica: &Replica, n_pending: usize) -> Finding {
     let (severity, message) = match replica.last_filter_seconds {
         _ if !replica.leading => {

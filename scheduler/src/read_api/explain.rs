@@ -174,7 +174,8 @@ fn refusing_verdict(index: &Index, refused: &Refused, asker: Asker<'_>) -> NodeV
     }
 }
 
-/// The fit of each GPU of a node, the nearest first, less the room for other pods. Empty if no amounts can be compared.
+/// The fit of each GPU of a node, the nearest first; room that is kept for other pods is not free. Empty if the pod takes no
+/// amounts of GPUs, or none that can be compared with this node.
 fn device_fits<'a>(index: &'a Index, name: &str, demand: &ResourceDemand<'_>) -> Vec<DeviceFit<'a>> {
     let fleet = index.fleet();
     let hints = Hints::RespectOthers(demand.uid);

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -13,6 +13,7 @@ use http::{Request, StatusCode, header};
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper::client::conn::http1::handshake;
 use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
 use proto::memory_overrun::is_over_share;
 use proto::read_api::Node;
 use rustc_hash::FxHashMap;
@@ -23,9 +24,9 @@ use tokio::time::{Instant, timeout};
 
 use crate::index::{Index, Shared};
 
-/// For plugins that measure, which they do every 15 s.
+/// The time for which a plugin that measures is not asked again. Plugins measure every 15 s.
 const ANSWER_TTL: Duration = Duration::from_secs(10);
-/// For plugins that do not measure, or do not answer.
+/// The time for which a plugin that does not measure, or does not answer, is not asked again.
 const FAILURE_TTL: Duration = Duration::from_secs(60);
 /// The longest time that a client of the read API waits for the answers of plugins.
 const CLIENT_WAIT: Duration = Duration::from_millis(800);
@@ -116,7 +117,7 @@ impl PluginMeasurements {
         for node in nodes {
             measured.insert(node, Err(UnknownUse::NoPlugin));
         }
-        let answers = self.answers();
+        let answers = self.answers.lock();
         for target in targets {
             let measurement = match answers.get(&target.node) {
                 // The answer of the plugin's previous pod may be that of another version, or of other flags.
@@ -150,7 +151,7 @@ impl PluginMeasurements {
 
     /// The plugins without a fresh answer. Those that failed before come last, because they take the longest.
     fn outdated(&self, mut targets: Vec<PluginTarget>) -> Vec<PluginTarget> {
-        let mut answers = self.answers();
+        let mut answers = self.answers.lock();
         // Answers of nodes that are gone are removed once they are old. A failure is kept for longer than it is valid: the
         // plugin is asked last then.
         answers.retain(|_, answer| {
@@ -161,9 +162,10 @@ impl PluginMeasurements {
             Some(answer) => answer.pod != target.pod || answer.at.elapsed() >= ttl(&answer.measured),
             None => true,
         });
-        targets.sort_by_key(
-            |target| matches!(answers.get(&target.node), Some(answer) if answer.measured.is_err()),
-        );
+        targets.sort_by_key(|target| {
+            let answer = answers.get(&target.node);
+            answer.is_some_and(|answer| answer.measured.is_err())
+        });
         targets
     }
 
@@ -176,11 +178,7 @@ impl PluginMeasurements {
             at: Instant::now(),
             measured,
         };
-        self.answers().insert(target.node, answer);
-    }
-
-    fn answers(&self) -> MutexGuard<'_, FxHashMap<Arc<str>, PluginAnswer>> {
-        self.answers.lock().unwrap_or_else(PoisonError::into_inner)
+        self.answers.lock().insert(target.node, answer);
     }
 }
 
@@ -233,7 +231,8 @@ fn parse(text: &str) -> Option<NodeMemoryUse> {
             ["device", "namespace", "pod"].map(|name| label(labels, name).unwrap_or_default().to_owned());
         let of_pod = parsed.pods.entry(pod.into()).or_default();
         of_pod.bytes = of_pod.bytes.saturating_add(*bytes);
-        of_pod.is_over_share |= matches!(given.get(labels), Some(given) if is_over_share(*bytes, *given));
+        let share = given.get(labels);
+        of_pod.is_over_share |= share.is_some_and(|share| is_over_share(*bytes, *share));
     }
     // A plugin that measures processes (`--measure-memory`) reports those outside of containers for every GPU, be it as 0. Others
     // know only the use of containers that the driver limits, which is not all that is in use.
@@ -455,12 +454,12 @@ mod tests {
         ];
         let measurements = Arc::new(PluginMeasurements::default());
         let asking = tokio::spawn(Arc::clone(&measurements).ask_all(plugins.to_vec()));
-        while measurements.answers().len() < 2 {
+        while measurements.answers.lock().len() < 2 {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         assert!(!asking.is_finished(), "the plugin that hangs is still asked");
         let of = |node: &str| {
-            let answers = measurements.answers();
+            let answers = measurements.answers.lock();
             answers
                 .get(node)
                 .map(|answer| answer.measured.as_ref().err().copied())

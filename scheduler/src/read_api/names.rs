@@ -2,10 +2,11 @@
 
 use std::collections::BTreeSet;
 use std::hash::{Hash, Hasher};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use http::HeaderMap;
+use parking_lot::Mutex;
 use proto::read_api::{Node, PendingPod};
 use rustc_hash::FxHasher;
 
@@ -76,7 +77,7 @@ impl HiddenForms {
             return whole.clone();
         }
         // Hiding parses and writes the node again, so that each form is made once for all clients that need it.
-        let mut forms = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut forms = self.0.lock();
         if let Some((_, form)) = forms.iter().find(|(namespaces, _)| *namespaces == seen) {
             return form.clone();
         }

@@ -1,10 +1,11 @@
 //! `POST plan`: the moves by which GPUs become empty, or free memory comes together.
 //!
-//! A plan takes up to seconds, so the nodes are copied into a fleet of their own under many short read locks, and searched
-//! without a lock. A pod that moves meanwhile may be on two nodes of the copy, or on none: the answer has the number of changes
-//! before and after. Each move is checked again when it is made. A move ends a *holder*, and its controller creates a
-//! *successor*. kube-scheduler's sums of other resources than CPU and memory, ports, spreading and affinity to pods are not
-//! evaluated.
+//! A plan takes up to seconds, and a read lock as long would hold up watches and with them filters. So the nodes are copied into
+//! a fleet of their own under many short read locks, and searched without a lock. A pod that moves meanwhile may be on two nodes
+//! of the copy, or on none: the answer has the number of changes before and after. Each move is checked again when it is made.
+//!
+//! A move ends a *holder*, a pod that holds devices, and its controller creates a *successor*. kube-scheduler's sums of other
+//! resources than CPU and memory, ports, spreading and affinity to pods are not evaluated.
 
 use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};

@@ -110,10 +110,9 @@ impl StateBody {
         self.tail.as_ref()?;
         let mut piece = Vec::new();
         let snapshot = Arc::clone(&self.snapshot);
-        let last = self.last_rendered.take();
-        let mut has_nodes = last.is_some();
+        let last = self.last_rendered.clone();
         for (name, node) in snapshot.nodes_after(last.as_ref()).take(NODES_PER_PIECE) {
-            if std::mem::replace(&mut has_nodes, true) {
+            if self.last_rendered.is_some() {
                 piece.push(b',');
             }
             piece.extend_from_slice(&self.node_json(name, node));

@@ -27,7 +27,7 @@ pub(crate) fn fits_on_empty(
     }
     let (fleet, devices) = (index.fleet(), demand.devices());
     let empty = fleet.copy_empty_node(node);
-    matches!(empty, Some(empty) if fleet.score_copy(&empty, devices, demand.policies).is_ok())
+    empty.is_some_and(|empty| fleet.score_copy(&empty, devices, demand.policies).is_ok())
 }
 
 /// A smallest set of pods by whose end a node that lacks room takes the pod; empty if no set of pods that hold devices does.

@@ -112,7 +112,7 @@ fn sentences_on_missing_resources<'s>(
             most_usable,
             ..
         } = offer;
-        if matches!(most_usable, Some((most, _)) if most >= asked) {
+        if most_usable.as_ref().is_some_and(|(most, _)| most >= asked) {
             continue;
         }
         match most {

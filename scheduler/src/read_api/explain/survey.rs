@@ -274,7 +274,8 @@ fn part_lacking(shortage: &Shortage) -> Distance {
     part(shortage.missing(), 0, shortage.allocatable)
 }
 
-/// The lack of the last of the GPUs that the request needs, those that lack least.
+/// The distance of a node's GPUs from fitting: the GPUs count that lack least, as many as the request needs, and the distance is
+/// the lack of the last of them.
 fn gpu_distance(index: &Index, name: &str, demand: &ResourceDemand<'_>) -> Distance {
     let Some(n_gpus) = demand.gpus.n_gpus() else {
         return 0;
