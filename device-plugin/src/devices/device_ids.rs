@@ -83,7 +83,7 @@ impl NumberedIds {
         let Some(count) = self.count else {
             return number.is_empty();
         };
-        matches!(parse_number(number), Some(n) if n < count || self.kept.contains(&n))
+        parse_number(number).is_some_and(|n| n < count || self.kept.contains(&n))
     }
 
     /// Keeps the IDs among `allocated` with numbers from `count` on and below `end`, the count of units in all memory of the GPU.
@@ -337,15 +337,13 @@ fn stems(gpus: &[Gpu]) -> Vec<String> {
     let hashes: Vec<String> = gpus.iter().map(hash).collect();
     let mut stems = Vec::with_capacity(gpus.len());
     for (gpu, own) in gpus.iter().zip(&hashes) {
+        let is_unique = |stem: &&str| hashes.iter().filter(|hash| hash.starts_with(stem)).count() == 1;
+        let stem = STEM_LENGTHS
+            .map(|len| own.get(..len).unwrap_or(own))
+            .into_iter()
+            .find(is_unique);
         // Equal hashes of two UUIDs are as good as impossible; the UUIDs themselves differ.
-        let mut stem = gpu.uuid.as_str();
-        for len in STEM_LENGTHS.into_iter().rev() {
-            let start = own.get(..len).unwrap_or(own);
-            if hashes.iter().filter(|hash| hash.starts_with(start)).count() == 1 {
-                stem = start;
-            }
-        }
-        stems.push(stem.to_owned());
+        stems.push(stem.unwrap_or(gpu.uuid.as_str()).to_owned());
     }
     stems
 }

@@ -246,7 +246,9 @@ impl Health {
 
     /// Returns true if pods may be placed on the device; an unknown device is not healthy.
     pub fn is_healthy(&self, device: &PhysicalId) -> bool {
-        matches!(self.devices.get(device), Some(state) if state.trouble.is_none())
+        self.devices
+            .get(device)
+            .is_some_and(|state| state.trouble.is_none())
     }
 
     /// The reason that the device is unhealthy, if it is.

@@ -168,8 +168,13 @@ impl NodeInventory {
             // A device that `now` lacks does not count: the module `health` makes it unhealthy.
             || now.gpus.iter().any(|gpu| !self.describes(gpu))
             || now.others.iter().any(|other| !self.others.contains(other))
-            // A GPU that this inventory shares is in MIG mode now.
-            || now.excluded.iter().any(|gpu| gpu.is_mig && gpu.uuid.as_ref().is_some_and(|uuid| self.gpu(uuid).is_some()))
+            || now.excluded.iter().any(|gpu| self.shares_mig(gpu))
+    }
+
+    /// Returns true if `excluded` is a GPU in MIG mode that this inventory still shares.
+    fn shares_mig(&self, excluded: &ExcludedGpu) -> bool {
+        let uuid = excluded.uuid.as_ref();
+        excluded.is_mig && uuid.is_some_and(|uuid| self.gpu(uuid).is_some())
     }
 
     /// Returns true if this inventory has the GPU with the same properties, apart from its index and the driver's reserve.

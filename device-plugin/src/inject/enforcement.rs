@@ -51,7 +51,7 @@ pub struct Enforcement {
 pub type Enforcements = BTreeMap<PhysicalId, Enforcement>;
 
 pub(crate) fn is_by_driver(levels: &Enforcements, gpu: &PhysicalId) -> bool {
-    matches!(levels.get(gpu), Some(found) if found.level == Level::Driver)
+    levels.get(gpu).is_some_and(|found| found.level == Level::Driver)
 }
 
 pub(crate) fn are_by_driver(levels: &Enforcements, gpus: &[&Gpu]) -> bool {

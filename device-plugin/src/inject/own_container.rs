@@ -73,5 +73,5 @@ fn is_privileged() -> bool {
         return false;
     };
     // Kubernetes gives containers that are not privileged no CAP_SYS_ADMIN unless their author adds it.
-    matches!(u64::from_str_radix(mask.trim(), 16), Ok(mask) if mask >> CAP_SYS_ADMIN & 1 == 1)
+    u64::from_str_radix(mask.trim(), 16).is_ok_and(|mask| mask >> CAP_SYS_ADMIN & 1 == 1)
 }

@@ -52,7 +52,8 @@ pub(crate) async fn prefer(
         None => Vec::new(),
     };
     // Allocate follows at once, and need not wait for the same pod again if this call waited without success.
-    (log.has_waited, log.preferred) = (found.is_none(), found);
+    log.has_waited = found.is_none();
+    log.preferred = found;
     let mut in_use = log.ids_in_use(resource, &pods);
     for entry in allocated.iter().flat_map(|allocated| allocated.iter()) {
         // The log may have matched the answer about these IDs with a pod that is gone, so the checkpoint counts too.

@@ -481,7 +481,7 @@ impl NodePods {
             let Some((pod, annotated)) = self.by_uid.get(uid).zip(self.annotated.get(uid)) else {
                 continue;
             };
-            if !matches!(annotated, Ok(annotated) if annotated.allocations == *record) {
+            if annotated.as_ref().ok().map(|annotated| &annotated.allocations) != Some(record) {
                 behind.push((pod.clone(), record.clone()));
             }
         }

@@ -55,7 +55,7 @@ async fn load_xids(
     };
     // If one of the two boot IDs is not known, the XIDs count: a GPU that is wrongly unhealthy is the smaller harm.
     let before = device.annotations().get(BOOT_ID);
-    if matches!(before.zip(boot_id), Some((before, now)) if before != now) {
+    if before.zip(boot_id).is_some_and(|(before, now)| before != now) {
         info!("this node has booted since its Device object was written, so its devices have been reset");
         return Vec::new();
     }
@@ -94,14 +94,18 @@ async fn read_device(devices: &Api<RawDevice>, node: &str, backoff: &mut Backoff
             Err(error) => error,
         };
         // A refusal, which another attempt would get too, and containers must start in the end.
-        if matches!(error.status(), Some(code) if code < 500 && code != 429) {
-            let outcome = "the present Device object cannot be read, so all devices start as healthy";
-            warn!(error = one_line(&error), "{outcome}");
+        if error.status().is_some_and(|code| code < 500 && code != 429) {
+            warn!(
+                error = one_line(&error),
+                "the present Device object cannot be read, so all devices start as healthy"
+            );
             return None;
         }
         if !is_logged {
-            let outcome = "the present Device object cannot be read yet; containers start once it is";
-            warn!(error = one_line(&error), "{outcome}");
+            warn!(
+                error = one_line(&error),
+                "the present Device object cannot be read yet; containers start once it is"
+            );
             is_logged = true;
         }
         backoff.pause().await;
@@ -141,11 +145,10 @@ async fn clear_devices(
         let params = PatchParams::default();
         let patched = devices.patch(&node, &params, &removal);
         if let Err(error) = within(REQUEST_LIMIT, "remove an annotation", patched).await {
-            let outcome = "until then it clears devices again";
             warn!(
                 node,
                 error = one_line(&error),
-                "cannot remove the annotation {CLEAR_UNHEALTHY}: {outcome}"
+                "cannot remove the annotation {CLEAR_UNHEALTHY}: until then it clears devices again"
             );
         }
     }

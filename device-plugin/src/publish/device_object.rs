@@ -153,7 +153,7 @@ impl DeviceObjectInputs {
 pub fn matches(stored: &RawDevice, wanted: &Device) -> bool {
     let stored_owners = stored.metadata.owner_references.as_deref().unwrap_or_default();
     let mut owners = wanted.metadata.owner_references.iter().flatten();
-    matches!(stored.read(), Ok(spec) if spec == wanted.spec)
+    stored.read().is_ok_and(|spec| spec == wanted.spec)
         && includes(stored.metadata.labels.as_ref(), wanted.metadata.labels.as_ref())
         && includes(stored.metadata.annotations.as_ref(), wanted.metadata.annotations.as_ref())
         // A Node that was deleted and created again has the same name and another UID.

@@ -89,7 +89,7 @@ impl HealthTracker {
                     actions.push(HealthAction::PodEvent(pod.uid.clone(), "GPUUnhealthy", message));
                 }
                 let last = self.evicted.get(&pod.uid);
-                let is_recent = matches!(last, Some(last) if *last + EVICTION_RETRY > now);
+                let is_recent = last.is_some_and(|last| *last + EVICTION_RETRY > now);
                 if self.evicts && !pod.deleting && now >= *since + EVICTION_GRACE && !is_recent {
                     // A disruption budget may refuse the eviction for long, so it is not requested at every change.
                     self.evicted.insert(pod.uid.clone(), now);

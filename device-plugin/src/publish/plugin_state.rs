@@ -34,7 +34,11 @@ pub(crate) async fn write_plugin_state(
     let mut written = false;
     loop {
         let is_ending = shutdown.is_cancelled();
-        let serving = !is_ending && registered.borrow_and_update().values().all(|is_on| *is_on);
+        let serving = !is_ending
+            && registered
+                .borrow_and_update()
+                .values()
+                .all(|is_registered| *is_registered);
         if written != serving {
             let state = PluginState {
                 serving,
@@ -43,8 +47,10 @@ pub(crate) async fn write_plugin_state(
             };
             let patch = Some(state.patch());
             if let Err(error) = node_writer.write("the plugin's state", patch).await {
-                let outcome = "writing the plugin's state is tried again";
-                warn!(error = one_line(&error), "{outcome}");
+                warn!(
+                    error = one_line(&error),
+                    "writing the plugin's state is tried again"
+                );
                 backoff.pause().await;
             } else {
                 written = serving;

@@ -77,8 +77,9 @@ pub(super) async fn whole_published(
     mut allocations: watch::Receiver<Option<KubeletAllocations>>,
 ) {
     if !is_whole_published(&device.borrow(), allocations.borrow().as_ref()) {
-        let list = "lists the GPUs of other schedulers' pods";
-        info!("registering whole GPUs once the Device object has this plugin's label and {list}");
+        info!(
+            "registering whole GPUs once the Device object has this plugin's label and lists the GPUs of other schedulers' pods"
+        );
     }
     while !is_whole_published(
         &device.borrow_and_update(),

@@ -33,7 +33,12 @@ impl Farewell {
     /// Waits, after SIGTERM, while pods may still need the plugin: its servers go on meanwhile. At most nine seconds.
     pub(super) async fn run(mut self) {
         // kubelet admits no pod with a resource that is not registered, so there is nothing to wait for.
-        if self.registered.borrow().values().any(|is_on| *is_on) {
+        let serves = self
+            .registered
+            .borrow()
+            .values()
+            .any(|is_registered| *is_registered);
+        if serves {
             info!("serving kubelet until pods that are bound to this node are admitted");
             self.serve_bound_pods().await;
         }

@@ -55,8 +55,9 @@ pub(super) async fn adopt(
     written.map_err(|error| not_adopted(one_line(&error)))?;
     // The verification after this goes by the record that the watch shows.
     let mut pods = node.pods.clone();
-    let is_shown = |pods: &NodePods| match pods.get(&pod.uid) {
-        Some(shown) => matches!(&shown.placement, Ok(shown) if shown.allocations == record.allocations),
+    let is_shown = |pods: &NodePods| match pods.get(&pod.uid).map(|pod| &pod.placement) {
+        Some(Ok(placement)) => placement.allocations == record.allocations,
+        Some(Err(_)) => false,
         // The pod is gone, and there is nothing to wait for.
         None => true,
     };
@@ -204,8 +205,9 @@ pub(super) fn started_with_record(pod: &NodePod, entry: &Allocated) -> bool {
     pod.stage == PodStage::Running && pod.placement.is_err() && is_ours
 }
 
-/// The record to restore for a pod whose annotations have lost a part of it: the lost one if its containers see these devices,
-/// else one of the devices that they see. `was_placed` is true if all its containers started with a record: others get none.
+/// The record to restore for a pod whose annotations have lost all or a part of it: the lost one if the pod's containers see its
+/// devices, else one of the devices that they see. `was_placed` is true if all of them started with a record: a running pod that
+/// no scheduler placed gets none here.
 pub(super) fn removed_record(
     node: &NodeState,
     evidence: &StartEvidence<'_>,
@@ -226,8 +228,11 @@ pub(super) fn removed_record(
         return None;
     };
     let gpus = known_gpus(evidence.fleet, uuids.iter());
-    let is_complete = gpus.len() == n_requested_gpus(pod);
-    new_record(node, pod, &gpus).ok().filter(|_| is_complete)
+    if gpus.len() == n_requested_gpus(pod) {
+        new_record(node, pod, &gpus).ok()
+    } else {
+        None
+    }
 }
 
 /// True if the pod's containers see the devices of this allocation record. As they run, capacity and health do not matter.

@@ -25,7 +25,7 @@ pub fn unmarked(pods: &NodePods, log: &AllocateLog) -> Vec<NodePod> {
     for pod in pods.iter() {
         let gpushare = pod.record().and_then(|record| record.gpushare);
         // kubelet starts no container before it has allocated all devices of the pod. Until a start the pod of a call is a guess.
-        if matches!(gpushare, Some(gpushare) if !gpushare.assigned) && log.is_started(pod) {
+        if gpushare.is_some_and(|gpushare| !gpushare.assigned) && log.is_started(pod) {
             unmarked.push(pod.clone());
         }
     }

@@ -6,8 +6,8 @@
 //!
 //! 1. the pod that kubelet is admitting (some of its calls have been answered, not all);
 //! 2. pods whose recorded devices are those of the device IDs in the call;
-//! 3. if kubelet's checkpoint cannot be read, pods that came since this process started: an earlier one may have answered for
-//!    the others;
+//! 3. if kubelet's checkpoint cannot be read, pods that came since this process started: an earlier process may have answered
+//!    for the others;
 //! 4. the pod that the scheduler assumed first.
 //!
 //! The match is the likeliest pod and no proof: the check before a start finds the owner of the container. So no call is refused
@@ -395,7 +395,7 @@ fn match_doubtful(pods: &NodePods, log: &AllocateLog, call: &Call<'_>) -> Option
         }
     }
     let first = first_candidate(doubtful, log, call).or_else(|| first_candidate(resumed, log, call));
-    Some(first?.1)
+    first.map(|(_, found)| found)
 }
 
 /// The match with the first container of the pod that requests as much; the calls of the containers before it count as answered.

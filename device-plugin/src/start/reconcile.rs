@@ -189,13 +189,18 @@ impl Reconciler {
         }
     }
 
-    /// Writes a record of the devices that the pod sees; if that cannot be, reports the refusal, and may evict the pod.
+    /// If the refusal is final and all containers have started, writes a record of the devices that the pod sees. If that cannot
+    /// be, reports the refusal, and may evict the pod.
     async fn correct_record(&mut self, swaps: &mut RecordSwaps, compared: &Compared, refusal: &StartRefusal) {
         let pod = &compared.pod;
         // While a start is not decided, a swap or the container's spec may still put the pod right.
         let is_past_help = refusal.is_final() && compared.is_certain;
-        let record = record_of_visible(&self.context.node, pod, &compared.seen);
-        let (Some(record), true) = (record, is_past_help) else {
+        let record = if is_past_help {
+            record_of_visible(&self.context.node, pod, &compared.seen)
+        } else {
+            None
+        };
+        let Some(record) = record else {
             self.report(pod, refusal.event_reason(), refusal.to_string());
             if is_past_help && self.context.evicts_mismatched {
                 self.context.evict(pod).await;

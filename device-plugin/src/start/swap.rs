@@ -292,7 +292,7 @@ impl RecordSwaps {
             // Another request of this process was answered after an absence, so this one need not rest.
             self.rest_until = None;
         }
-        if matches!(self.rest_until, Some(until) if Instant::now() < until) {
+        if self.rest_until.is_some_and(|until| Instant::now() < until) {
             return Err(SwapError::Resting(self.node_name.clone()));
         }
         let name = &self.node_name;

@@ -35,22 +35,13 @@ fn scene(records: &[u32], sees: &[Option<u32>]) -> (NodePods, Vec<Allocated>) {
     (pods(all), sees.iter().enumerate().filter_map(entry).collect())
 }
 
-/// The evidence of a process that has run for long and reads kubelet's checkpoint.
 fn evidence<'a>(
     pods: &'a NodePods,
     fleet: &'a NodeFleet,
     log: &'a AllocateLog,
     allocated: &'a [Allocated],
 ) -> StartEvidence<'a> {
-    StartEvidence {
-        pods,
-        fleet,
-        log,
-        allocated,
-        is_checkpoint_known: true,
-        is_young: false,
-        unit: MemoryUnit::GIB,
-    }
+    StartEvidence::new(pods, fleet, log, allocated, MemoryUnit::GIB)
 }
 
 fn verify_with(pods: &NodePods, allocated: &[Allocated], log: &AllocateLog, at: usize) -> Verification {

@@ -96,9 +96,11 @@ impl Feed {
     /// Ends the watch and waits for its threads, some seconds at most. Blocks: not for async threads.
     pub fn stop(mut self) -> thread::Result<()> {
         self.signal();
-        std::mem::take(&mut self.threads)
-            .into_iter()
-            .try_for_each(JoinHandle::join)
+        let mut ended = Ok(());
+        for thread in std::mem::take(&mut self.threads) {
+            ended = ended.and(thread.join());
+        }
+        ended
     }
 
     /// Asks the threads to stop, and wakes those that pause between two rounds.

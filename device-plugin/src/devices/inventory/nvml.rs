@@ -343,7 +343,7 @@ impl NvmlSource {
 
 /// Returns true if the GPU is in MIG mode. A GPU without MIG answers with an error, and is in no MIG mode.
 fn is_mig(device: &Device<'_>) -> bool {
-    matches!(device.mig_mode(), Ok(mode) if mode.current == MIG_ENABLED)
+    device.mig_mode().is_ok_and(|mode| mode.current == MIG_ENABLED)
 }
 
 fn count_devices(nvml: &Nvml) -> Result<u32, InventoryError> {

@@ -112,12 +112,12 @@ impl SpecDir {
             }
             _ => {}
         }
-        if matches!(age(&retired, now), Some(age) if age < RETIREMENT) {
+        if age(&retired, now).is_some_and(|age| age < RETIREMENT) {
             return Err(still_resolved);
         }
         // Moved in from another directory, so that runtimes do not read all specs for each container that starts.
         replace(&path, &self.dir.join(STAGING), &wanted).map_err(io_error)?;
-        // With the text of a spec that was just written the plugin does not read it again.
+        // The text is kept, so that the plugin need not read the file that it has just written.
         if let Ok(found) = fs::metadata(&path) {
             let version = FileVersion::from(&found);
             self.known().insert(path, (version, wanted.into()));
@@ -169,14 +169,16 @@ impl SpecDir {
             let entry = entry?;
             let file = entry.file_name().to_string_lossy().into_owned();
             let rest = file.strip_prefix(CONTAINER_PREFIX).unwrap_or_default();
-            let is_unused = matches!(rest.strip_suffix(CONTAINER_SUFFIX), Some(name) if !kept.contains(name));
+            let is_unused = rest
+                .strip_suffix(CONTAINER_SUFFIX)
+                .is_some_and(|name| !kept.contains(name));
             // The name of a temporary file of `replace` begins with a dot.
             let is_left_over = file.starts_with(&format!(".{OWN_PREFIX}"))
                 || (file.starts_with(OWN_PREFIX) && file.ends_with(RETIRED));
             if !is_unused && !is_left_over {
                 continue;
             }
-            let is_old = matches!(age(&entry.path(), now), Some(age) if age > YOUNG);
+            let is_old = age(&entry.path(), now).is_some_and(|age| age > YOUNG);
             // A file that cannot be removed now is tried again at the next cleaning.
             if is_old && fs::remove_file(entry.path()).is_ok() {
                 self.known().remove(&entry.path());

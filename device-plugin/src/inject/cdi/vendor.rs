@@ -135,12 +135,6 @@ impl VendorSpecs {
     /// Returns a container's edits for the driver, from the first kind that has a spec for the driver that runs on the node, or
     /// the reason that no spec can be used. `running_driver` is the version of that driver, if NVML reports it.
     pub(crate) fn driver(&self, running_driver: Option<&str>) -> Result<(VendorKind, Edits), String> {
-        let dirs: Vec<_> = self.dirs.iter().map(|dir| dir.to_string_lossy()).collect();
-        let dirs = dirs.join(", ");
-        let missing = format!(
-            "no CDI spec of the NVIDIA driver is in {dirs}: enable nvidia-cdi-refresh.service or CDI in GPU Operator, or run \
-             `nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml` on the node"
-        );
         let mut specs = self.read();
         // A stable sort, so that of one kind the spec of the later directory stays first.
         specs.sort_by_key(|spec| spec.kind);
@@ -159,7 +153,15 @@ impl VendorSpecs {
                 _ => return Ok((spec.kind, edits)),
             }
         }
-        Err(stale.unwrap_or(missing))
+        if let Some(stale) = stale {
+            return Err(stale);
+        }
+        let dirs: Vec<_> = self.dirs.iter().map(|dir| dir.to_string_lossy()).collect();
+        let dirs = dirs.join(", ");
+        Err(format!(
+            "no CDI spec of the NVIDIA driver is in {dirs}: enable nvidia-cdi-refresh.service or CDI in GPU Operator, or run \
+             `nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml` on the node"
+        ))
     }
 
     /// The device nodes of a GPU as a vendor's spec lists them: for its UUID or index, else its own node from the device `all`.

@@ -75,7 +75,7 @@ fn publish(levels: &watch::Sender<Arc<Enforcements>>, decided: Enforcements) {
     }
     for (gpu, found) in &decided {
         // The message names versions and directories, whose change alone needs no log line.
-        if !matches!(before.get(gpu), Some(before) if before.reason == found.reason) {
+        if before.get(gpu).map(|before| before.reason) != Some(found.reason) {
             info!(%gpu, level = found.level.as_str(), reason = found.reason, "enforcement of memory limits: {}", found.message);
         }
     }

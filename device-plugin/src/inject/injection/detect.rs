@@ -108,12 +108,12 @@ fn publish(injection: &watch::Sender<Option<Injection>>, recorder: &Recorder, de
         return;
     }
     // The message may name another version or file each time, so only a change of the reason is worth a log line and an event.
-    if !matches!(&before, Some(before) if before.reason == decided.reason) {
+    if before.as_ref().map(|before| before.reason) != Some(decided.reason) {
         let (mode, reason, message) = (decided.mode.as_str(), decided.reason, decided.message.clone());
         if decided.is_possible() {
             let certainty = decided.certainty.as_str();
             info!(mode, certainty, "containers get their devices: {message}");
-            if matches!(before, Some(before) if !before.is_possible()) {
+            if before.is_some_and(|before| !before.is_possible()) {
                 let event = "GPUInjectionPossible";
                 recorder.node(EventType::Normal, event, message);
             }

@@ -67,8 +67,11 @@ impl SeenGpus {
             self.by_container.retain(|(uid, _), _| pods.get(uid).is_some());
         }
         let key = (uid, container.to_owned());
-        let before = self.by_container.insert(key, gpus.clone());
-        before != Some(gpus)
+        if self.by_container.get(&key) == Some(&gpus) {
+            return false;
+        }
+        self.by_container.insert(key, gpus);
+        true
     }
 }
 
@@ -156,11 +159,9 @@ pub(super) fn gpus_by_nodes(container: &Container, fleet: &NodeFleet) -> BTreeSe
     let nodes = container.linux.as_ref().map_or(&[][..], |linux| &linux.devices);
     let mut gpus = BTreeSet::new();
     for FleetDevice { device, .. } in &fleet.gpus {
-        for node in nodes {
-            if device.device_node == Path::new(&node.path) {
-                gpus.insert(device.uuid.clone());
-                break;
-            }
+        let path = device.device_node.as_path();
+        if nodes.iter().any(|node| Path::new(&node.path) == path) {
+            gpus.insert(device.uuid.clone());
         }
     }
     gpus

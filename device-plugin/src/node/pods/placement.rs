@@ -169,7 +169,7 @@ impl Placement {
         let mut gpushare = None;
         if let Some(annotated) = annotated
             && let Some(record) = annotated.gpushare
-            && let Some(first) = allocations.get(TYPE_GPU).into_iter().flatten().next()
+            && let Some(first) = allocations.get(TYPE_GPU).and_then(|devices| devices.first())
             && let Ok(idx) = u32::try_from(first.minor)
         {
             // The memory units stay, as only pods with equal requests swap.
@@ -232,7 +232,7 @@ impl Placement {
 
     /// True if the annotation of the old gpushare extender marks the pod assigned: a plugin has given it its devices.
     pub(crate) fn is_assigned(&self) -> bool {
-        matches!(self.gpushare, Some(gpushare) if gpushare.assigned)
+        self.gpushare.is_some_and(|gpushare| gpushare.assigned)
     }
 
     /// The virtual functions of devices of a resource's device type that the pod was given.

@@ -194,7 +194,7 @@ pub(super) fn device_name(id: &str, fleet: &NodeFleet) -> String {
 }
 
 fn has_recorded_gpus(pod: &NodePod) -> bool {
-    matches!(&pod.placement, Ok(placement) if !placement.gpus.is_empty())
+    pod.record().is_some_and(|record| !record.gpus.is_empty())
 }
 
 fn is_recorded(pod: &NodePod, device_ids: &BTreeSet<String>, fleet: &NodeFleet) -> bool {
@@ -203,7 +203,7 @@ fn is_recorded(pod: &NodePod, device_ids: &BTreeSet<String>, fleet: &NodeFleet) 
     };
     for id in device_ids {
         let Ok(uuid) = id.parse() else { return false };
-        if !matches!(fleet.gpu(&uuid), Some(gpu) if placement.has_gpu(gpu)) {
+        if !fleet.gpu(&uuid).is_some_and(|gpu| placement.has_gpu(gpu)) {
             return false;
         }
     }

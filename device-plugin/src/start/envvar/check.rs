@@ -53,7 +53,7 @@ pub(crate) async fn settle<'a>(
     Ok(Some(uid))
 }
 
-/// Completes a verification by a check of the container's environment, or by a search of a pod to swap records with.
+/// Completes a verification: if it has passed, checks the container's environment, else looks for a pod to swap records with.
 pub(crate) fn verification(
     checked: &CheckedStart<'_>,
     snapshot: &KubeletSnapshot,

@@ -106,18 +106,25 @@ fn check_own_variables(
     Ok(())
 }
 
-/// True if the pod's own variable has the value of the answer (`given`), or names the same devices of a resource in other words.
+/// True if the pod's own variable has the value of the answer (`given`), or names the same devices in other words. `devices` is
+/// the resource whose devices the variable names, if it names devices.
 fn has_value_of_answer(
     own: &OwnVariable,
     given: &str,
     devices: Option<ExtendedResource>,
     fleet: &NodeFleet,
 ) -> bool {
-    let named = |value: &str| named_devices(devices?, value, fleet);
-    match own.value.as_deref() {
-        Some(value) => value == given || (named(value).is_some() && named(value) == named(given)),
-        None => false,
+    let Some(value) = &own.value else {
+        return false;
+    };
+    if value == given {
+        return true;
     }
+    let Some(resource) = devices else {
+        return false;
+    };
+    let named = named_devices(resource, value, fleet);
+    named.is_some() && named == named_devices(resource, given, fleet)
 }
 
 /// Checks that the limits in the variables of the answer are those that follow from the record and the container's request.

@@ -106,8 +106,8 @@ fn find_partner(
         // A record is swapped whole, so the type of device that fits worst decides.
         let mut worst = Some(PartnerRank::SeesOurs);
         for device_type in differing_types(&fixed, &recorded) {
-            let (seen, recorded) = (fixed.get(device_type), recorded.get(device_type));
-            let rank = rank(evidence, other, visible.get(device_type), seen, recorded);
+            let (own_seen, own_recorded) = (fixed.get(device_type), recorded.get(device_type));
+            let rank = rank(evidence, other, visible.get(device_type), own_seen, own_recorded);
             worst = worst.zip(rank).map(|(worst, rank)| worst.max(rank));
         }
         if let Some(rank) = worst {

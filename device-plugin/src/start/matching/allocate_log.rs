@@ -405,7 +405,7 @@ impl AllocateLog {
     /// True if this process has let the container start to which this entry of kubelet's checkpoint belongs.
     pub(crate) fn has_started_container(&self, entry: &Allocated) -> bool {
         let started = self.started_containers.get(&entry.resource);
-        matches!(started, Some(started) if started.contains_key(&entry.ids))
+        started.is_some_and(|containers| containers.contains_key(&entry.ids))
     }
 
     /// Forgets the starts of containers that are not in kubelet's checkpoint any more.
@@ -473,7 +473,7 @@ impl AllocateLog {
 
     /// True if an earlier process may have answered for the pod, and kubelet's checkpoint, which would show that, cannot be read.
     pub(super) fn is_uncertain(&self, uid: &PodUid) -> bool {
-        !self.is_checkpoint_loaded && matches!(&self.existing, Some(pods) if pods.contains(uid))
+        !self.is_checkpoint_loaded && self.existing.as_ref().is_some_and(|pods| pods.contains(uid))
     }
 
     /// Raises `latest_assumed` and `latest_arrival` to those of this pod, which calls were answered for.

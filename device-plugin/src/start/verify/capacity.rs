@@ -105,11 +105,9 @@ pub(crate) fn check(
                 shares.push(gpu_share(gpu, fleet, requested));
             }
         }
-        let mut refusal = None;
-        for share in &shares {
-            let before = held.get(share.device).copied().unwrap_or_default();
-            refusal = refusal.or(share.shortage(before));
-        }
+        let refusal = shares
+            .iter()
+            .find_map(|share| share.shortage(held.get(share.device).copied().unwrap_or_default()));
         if pod.uid == *uid {
             return refusal.map_or(Ok(()), Err);
         }

@@ -124,7 +124,7 @@ fn by_name(pods: &NodePods, listed: &BTreeSet<(&str, &str)>) -> Result<PodUid, O
         Some(_) => {
             let names: Vec<_> = listed
                 .iter()
-                .map(|(space, name)| format!("{space}/{name}"))
+                .map(|(namespace, name)| format!("{namespace}/{name}"))
                 .collect();
             return Err(OwnerUnknown::Several(names.join(", ")));
         }
