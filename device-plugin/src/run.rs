@@ -48,8 +48,7 @@ use crate::publish::memory_use::measure_memory_use;
 use crate::publish::memory_use::overrun::report_overruns;
 use crate::publish::node_gauges::{GaugeSources, NodeGauges};
 use crate::publish::node_overrides::NodeOverrides;
-use crate::publish::node_patches::NodeWriter;
-use crate::publish::plugin_state::{PAUSES, write_plugin_state};
+use crate::publish::plugin_state::write_plugin_state;
 use crate::start::assigned::mark_assigned;
 use crate::start::blocked::BlockedStarts;
 use crate::start::node_state::NodeState;
@@ -327,10 +326,9 @@ impl Plugin {
     /// Starts the task that writes into the Node whether this plugin serves; the returned farewell waits for its last write.
     fn publish_state(&mut self, registrations: &watch::Sender<Registrations>) -> Farewell {
         let (sender, is_written) = watch::channel(false);
-        let node_writer = NodeWriter::new(self.connection.client.clone(), self.config.node_name.clone());
         let writing = write_plugin_state(
-            node_writer,
-            self.connection.contact.backoff(PAUSES),
+            self.connection.clone(),
+            self.config.node_name.clone(),
             self.config.pod_uid.clone().filter(|uid| !uid.is_empty()),
             registrations.subscribe(),
             self.process.signal.clone(),

@@ -129,13 +129,16 @@ impl MeasuredMemory {
 
     /// The bytes that the container of `pod` named in `key` uses on the GPU; `None` if one of its instances was not measured.
     pub fn used(&self, pod: &NodePod, key: &ContainerGpu) -> Option<u64> {
-        let mut instances = BTreeSet::new();
+        let mut is_created = false;
         for (id, name) in &pod.created {
             if *name == key.container {
-                instances.insert(id.clone());
+                is_created = true;
+                if !self.containers.contains(id) {
+                    return None;
+                }
             }
         }
-        if instances.is_empty() || !instances.is_subset(&self.containers) {
+        if !is_created {
             return None;
         }
         let no_process = self.unattributed.is_some().then_some(0);

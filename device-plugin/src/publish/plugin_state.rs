@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use daemon::api_server::{Backoff, one_line};
+use daemon::api_server::{Connection, one_line};
 use futures::future::pending;
 use k8s_openapi::jiff::Timestamp;
 use proto::plugin_reports::PluginState;
@@ -18,18 +18,20 @@ use crate::devices::extended_resource::Registrations;
 use super::node_patches::NodeWriter;
 
 /// The shortest and the longest pause after a failure: the scheduler sends no pods before it knows the state.
-pub(crate) const PAUSES: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(3));
+const PAUSES: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(3));
 
-/// Writes the state of this plugin, which runs in the pod with this UID, if in a pod: at each change, and after `shutdown` that
-/// it does not serve. `is_written` becomes true once the Node says so.
+/// Writes the state of the plugin of this node, which runs in the pod with this UID, if in a pod: at each change, and after
+/// `shutdown` that it does not serve. `is_written` becomes true once the Node says so.
 pub(crate) async fn write_plugin_state(
-    node_writer: NodeWriter,
-    mut backoff: Backoff,
+    connection: Connection,
+    node_name: String,
     pod_uid: Option<String>,
     mut registered: watch::Receiver<Registrations>,
     shutdown: CancellationToken,
     is_written: watch::Sender<bool>,
 ) {
+    let mut backoff = connection.contact.backoff(PAUSES);
+    let node_writer = NodeWriter::new(connection.client, node_name);
     // A plugin that has not served yet need not write that it does not serve.
     let mut written = false;
     loop {
@@ -73,7 +75,6 @@ pub(crate) async fn write_plugin_state(
 
 #[cfg(test)]
 mod tests {
-    use daemon::api_server::Connection;
     use proto::node::Node;
     use serde_json::{Value, json};
 
@@ -93,14 +94,17 @@ mod tests {
         watch::Receiver<bool>,
     ) {
         let (client, server) = ApiServer::new();
-        let backoff = Connection::from(client.clone()).contact.backoff(PAUSES);
-        let writer = NodeWriter::new(client, "n1".to_owned());
         let (registered, receiver) = watch::channel(registrations(false));
         let shutdown = CancellationToken::new();
         let (is_written, written) = watch::channel(false);
         let (pod, signal) = (Some("u".to_owned()), shutdown.clone());
         tokio::spawn(write_plugin_state(
-            writer, backoff, pod, receiver, signal, is_written,
+            client.into(),
+            "n1".to_owned(),
+            pod,
+            receiver,
+            signal,
+            is_written,
         ));
         (server, registered, shutdown, written)
     }
