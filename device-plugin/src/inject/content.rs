@@ -25,7 +25,8 @@ use crate::inject::settings::NodeSettings;
 /// Device nodes that go with every NVIDIA GPU, as far as they exist.
 const COMMON_NODES: [&str; 3] = ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"];
 
-/// True if the answer for this resource names the container's devices: of those for one device type exactly one does.
+/// True if the answer for this resource names the container's devices: of the answers for resources of one device type exactly
+/// one does.
 pub(crate) fn names_devices(resource: ExtendedResource, container: &ContainerRequest) -> bool {
     // If two answers set different values of a variable, kubelet would keep one of them at random.
     match resource {

@@ -52,7 +52,8 @@ async fn wait_until_advertisable(
 }
 
 /// Returns true if kubelet's checkpoint lists exactly the memory units of these devices. The process that registered them has
-/// published the size of a unit. A difference of less than one unit for each GPU is not noticed: the size is published later.
+/// published the size of a unit, so the registration need not wait for the API server. Another size is not noticed if every GPU
+/// has the same number of units with it; it is published as soon as the API server answers.
 pub(super) fn keeps_memory_units(dir: &Path, settings: &NodeSettings, fleet: &NodeFleet) -> bool {
     let Ok(mut registered) = kubelet_checkpoint::registered(dir) else {
         return false;

@@ -27,7 +27,8 @@ use crate::node::pods::{NodePod, NodePods, PodUid};
 use crate::start::node_state::NodeState;
 use daemon::api_server::Connection;
 
-/// The field manager of swapped records: the task that publishes the devices applies the object without them under its own.
+/// The field manager of swapped records: under that of the task that publishes the devices, its server-side apply would remove
+/// them.
 const FIELD_MANAGER: &str = "gpushare-exchange";
 
 /// Longest duration of one request to the API server. kubelet waits for those that a start needs.

@@ -184,7 +184,8 @@ fn must_name_devices(starting: &StartingContainer<'_>) -> bool {
     !containers.is_empty()
 }
 
-/// Refuses a container whose author has set the vendor's variable: a runtime that ignores CDI devices would act on the value.
+/// Refuses a container for which the pod's spec sets the vendor's variable to anything but no GPU: a runtime that ignores CDI
+/// devices would act on the value.
 fn check_variable(starting: &StartingContainer<'_>) -> Result<(), StartRefusal> {
     for own in starting.pod.variables.iter() {
         // A value that is not known here (from a `ConfigMap` or a Secret) may name GPUs.
@@ -347,7 +348,8 @@ impl<'a> StartEvidence<'a> {
 }
 
 /// The devices that answers to Allocate fixed for as long as the pod lives, of the types that its record names; an error if the
-/// answers contradict each other. A CDI spec fixes none, as it is written for the record.
+/// answers name something that is no device of this node, or contradict each other. A CDI spec fixes none, as it is written for
+/// the record.
 pub(crate) fn fixed_devices(seen: &VisibleByType, recorded: &DevicesByType) -> Result<DevicesByType, String> {
     let mut fixed = DevicesByType::new();
     for (device_type, visible) in seen {

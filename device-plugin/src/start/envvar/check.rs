@@ -17,8 +17,10 @@ use super::partners::{Verification, pod_in_need, swap_or_refusal};
 const MAX_SWAPS: usize = 16;
 
 /// Settles a start by the devices that containers see: checks the container's environment, and swaps records if kubelet gave the
-/// pod the devices of an equal pod, or the reverse. `checked` is then verified by the record that the pod has after that. Returns
-/// a pod if only another snapshot can show which devices it has, or if the record of this one has changed too often.
+/// pod the devices of an equal pod, or the reverse. `checked` is then verified by the record that the pod has after that.
+///
+/// Returns another pod if only another snapshot can show which of the two has the devices. It is the starting pod itself if its
+/// record has changed too often to decide by this snapshot.
 pub(crate) async fn settle<'a>(
     checked: &mut CheckedStart<'a>,
     snapshot: &'a KubeletSnapshot,
