@@ -191,7 +191,8 @@ impl PodFacts {
             PodRequest::read_new(pod, names)
         };
         // A pod without a request may still hold the devices of its record, if another project's runtime hook has injected them.
-        let is_recorded = matches!(&bound, Some(bound) if matches!(bound.record, Recorded::Devices { .. }));
+        let record = bound.as_ref().map(|bound| &bound.record);
+        let is_recorded = matches!(record, Some(Recorded::Devices { .. }));
         let request = match request {
             Ok(None) if !is_recorded => return None,
             Ok(request) => ParsedRequest::Valid(request.unwrap_or_default()),
@@ -221,8 +222,8 @@ impl PodFacts {
 
     /// [`Self::isolation`], if the pod shares GPUs: whole GPUs need no limits.
     pub(crate) fn needed_isolation(&self) -> Option<&str> {
-        let gpus = self.request.gpus()?;
-        gpus.is_shared().then_some(self.isolation.as_deref()?)
+        let is_shared = self.request.gpus().is_some_and(GpuRequest::is_shared);
+        self.isolation.as_deref().filter(|_| is_shared)
     }
 
     /// The labels by which other projects find a pod on this node.
@@ -494,7 +495,7 @@ impl RecordedPart {
     }
 }
 
-/// A percentage of a record; one that is too large for the type is its maximum.
+/// A percentage; one that is too large for the type is its maximum.
 fn percent(amount: u64) -> u32 {
     u32::try_from(amount).unwrap_or(u32::MAX)
 }

@@ -20,6 +20,7 @@ pub const NAME: &str = "gpushare-room";
 const OPENED_ANNOTATION: &str = "gpushare/room-opened";
 /// The end of the error's text where the API server refuses the write: the Role that grants the rights.
 const NEEDED_RIGHTS: &str = "; the Role gpushare-scheduler-room grants create and patch";
+/// Pause after a write that failed.
 const PAUSE: Duration = Duration::from_secs(5);
 /// Pause after a write that the API server refuses until something is configured: a right is missing, or the kind.
 const LONG_PAUSE: Duration = Duration::from_secs(60);

@@ -74,7 +74,7 @@ fn exclusions(
     context: NodeContext<'_>,
 ) -> Vec<(DeviceType, Exclusion)> {
     let gpus = facts.request.gpus();
-    let sees_all = matches!(gpus, Some(gpus) if gpus.dialect == Dialect::AllDevices);
+    let sees_all = gpus.is_some_and(|gpus| gpus.dialect == Dialect::AllDevices);
     // A pod that only sees all GPUs keeps no other pod off them.
     let sees_only = sees_all && all_devices_doubt(record, context).is_none();
     let mut exclusions = Vec::new();
@@ -233,7 +233,7 @@ fn unknown_whole_gpus(
         missing = missing.saturating_sub(is_other.into());
     }
     let our_plugin_serves = context.report == PluginReport::Pending
-        && matches!(context.inventory, Some(inventory) if inventory.serves_vendor);
+        && context.inventory.is_some_and(|inventory| inventory.serves_vendor);
     let mut holdings = Holdings {
         is_vendor: true,
         ..Holdings::default()

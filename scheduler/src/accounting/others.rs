@@ -1,9 +1,6 @@
 //! The parts of devices of other types than GPU that a pod holds, by record and spec.
 
-use placement::{
-    Device, DeviceRef, DeviceRequest, DeviceType, FunctionId, HeldPart, NamedAmounts,
-    VirtualFunction as Function,
-};
+use placement::{Device, DeviceRef, DeviceRequest, DeviceType, FunctionId, HeldPart, NamedAmounts};
 use proto::device::VirtualFunction;
 
 use super::{NodeContext, Recorded, RecordedPart, device_name};
@@ -64,10 +61,10 @@ fn functions_held(
     recorded: &[VirtualFunction],
     device: Option<&Device>,
 ) -> (Vec<FunctionId>, Option<String>) {
-    let of_device: Vec<&Function> = match device {
-        Some(device) => device.attributes.all_functions().collect(),
-        None => Vec::new(),
-    };
+    let mut of_device = Vec::new();
+    if let Some(device) = device {
+        of_device.extend(device.attributes.all_functions());
+    }
     let (mut held, mut doubt) = (Vec::new(), None);
     for VirtualFunction { bus_id, minor } in recorded {
         if !bus_id.is_empty() {

@@ -136,9 +136,10 @@ fn bounded(
         };
         return (memory, core_doubt, names_more_core);
     };
-    let placed_by_all = units.filter(|units| request.memory == RequestedMemory::Units(units.pod_units));
-    let now = placed_by_all.and_then(|units| units_of_device(&share.device, units, context));
-    let is_of_other_unit = now.is_some();
+    let is_of_other_unit = units.is_some_and(|units| {
+        let is_all = request.memory == RequestedMemory::Units(units.pod_units);
+        is_all && units_of_device(&share.device, units, context).is_some()
+    });
     // Other writers of records round a share down, which loses less than a byte per device.
     let differs = record.abs_diff(spec) > u64::from(request.devices);
     let doubt = differs.then(|| format!("its record says {record} bytes on {gpu}, its spec {spec}"));

@@ -130,7 +130,8 @@ impl Budget {
 
     /// Returns true if the Eviction API asks the budget about a pod of its namespace: the empty selector selects all pods there.
     fn guards(&self, labels: &BTreeMap<String, String>) -> bool {
-        matches!(&self.selector, Some(selector) if selector.selects_all() || selector.matches(labels))
+        let selector = self.selector.as_ref();
+        selector.is_some_and(|selector| selector.selects_all() || selector.matches(labels))
     }
 }
 

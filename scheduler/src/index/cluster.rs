@@ -563,7 +563,7 @@ impl Cluster {
         let owner = OwnerId::from(format!("{uid}@{node}"));
         let allocated = self.allocated_to(uid, node);
         let bound = self.pods.get(uid).and_then(|entry| entry.bound());
-        let is_known = matches!(bound, Some(bound) if *bound.node == *node);
+        let is_known = bound.is_some_and(|bound| *bound.node == *node);
         // kubelet's checkpoint lists a pod that has ended until kubelet allocates the next devices.
         if allocated.is_empty() || is_known || self.ended.contains_key(uid) {
             self.fleet.release(owner.as_str());

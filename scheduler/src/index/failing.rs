@@ -13,6 +13,7 @@ use rustc_hash::FxHashMap;
 /// The number of pods that must have failed on a node before it ranks last.
 const FAILURES: usize = 3;
 
+/// The time within which failures count together.
 const WINDOW: Duration = Duration::from_secs(10 * 60);
 
 /// The time for which a node ranks last at first.
@@ -129,7 +130,8 @@ impl FailingNodes {
         if self.n_ranking_last == 0 {
             return false;
         }
-        matches!(self.nodes.get(node), Some(failing) if failing.last_until.is_some())
+        let failing = self.nodes.get(node);
+        failing.is_some_and(|failing| failing.last_until.is_some())
     }
 }
 

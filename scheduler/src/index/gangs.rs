@@ -1,5 +1,5 @@
-//! The `PodGroup`s whose members kube-scheduler filters, and the end of the room that is kept for these members together: it
-//! filters all members in one cycle (1.36), before it binds any of them.
+//! The `PodGroup`s whose members kube-scheduler filters, and the end of the room that is kept for these members together:
+//! kube-scheduler 1.36 filters all members in one cycle, before it binds any of them.
 //!
 //! A cycle that comes to nothing leaves no trace in the API after the first one: kube-scheduler writes no condition whose text
 //! stays the same. So a group is remembered by the most members that found room in such a cycle, which shows when a member that
@@ -36,7 +36,7 @@ impl Gang {
         !self.is_bound && self.kept.len() <= self.n_in_vain && !self.kept.is_empty()
     }
 
-    fn note_filter(&mut self, owner: OwnerId, (is_placed, has_failed): (bool, bool)) -> bool {
+    fn note_filter(&mut self, owner: OwnerId, is_placed: bool, has_failed: bool) -> bool {
         let was_in_vain = self.is_in_vain();
         let mut is_newly_in_vain = false;
         // A member that was filtered already begins another cycle if it has failed, and else another placement of the same cycle.
@@ -57,19 +57,20 @@ impl Gang {
 }
 
 impl Gangs {
-    /// Notes a filter request for a member: whether a node has room for it, and whether an attempt to schedule it had failed
-    /// before. The room of all members is kept until `end`. Returns true if the request shows that their room was kept for a
-    /// cycle that came to nothing.
+    /// Notes a filter request for a member. `is_placed` is true if a node has room for it, `has_failed` if an attempt to schedule
+    /// it had failed before. The room of all members is kept until `end`. Returns true if the request shows that their room was
+    /// kept for a cycle that came to nothing.
     pub(super) fn note_filter(
         &mut self,
         group: &str,
         owner: OwnerId,
-        member: (bool, bool),
+        is_placed: bool,
+        has_failed: bool,
         end: Instant,
     ) -> bool {
         let gang = self.0.entry(group.into()).or_default();
         gang.end = Some(end);
-        gang.note_filter(owner, member)
+        gang.note_filter(owner, is_placed, has_failed)
     }
 
     /// Notes that the next filter request for a member of this group is for another placement of the same cycle.
@@ -137,8 +138,9 @@ mod tests {
     fn filter(gangs: &mut Gangs, members: &str, now: Instant) {
         for word in members.split_whitespace() {
             let (sign, uid) = word.split_at(1);
-            let member = (sign == "+", uid.chars().all(char::is_uppercase));
-            gangs.note_filter("ns/g", owner(&uid.to_lowercase()), member, now + 30 * SECOND);
+            let (is_placed, has_failed) = (sign == "+", uid.chars().all(char::is_uppercase));
+            let member = owner(&uid.to_lowercase());
+            gangs.note_filter("ns/g", member, is_placed, has_failed, now + 30 * SECOND);
         }
     }
 

@@ -125,10 +125,9 @@ impl KeptRoom {
     pub(super) fn place_for(&self, cluster: &Cluster, demand: &ResourceDemand<'_>) -> Option<Placement> {
         let (fleet, own) = (&cluster.fleet, OwnerId::from(demand.uid));
         let is_alike = self.demand.is_alike(demand);
-        let place = match (self.members.get(&own), self.open.last()) {
-            (None, Some((_, open))) if is_alike => Some(open),
-            (taken, _) => taken,
-        };
+        let taken = self.members.get(&own);
+        let open = self.open.last().filter(|_| is_alike);
+        let place = taken.or(open.map(|(_, placement)| placement));
         // The GPU of a place may have become unhealthy meanwhile.
         if let Some(place) = place.filter(|place| fleet.admits(self.node, place)) {
             return Some(place.clone());
@@ -138,8 +137,8 @@ impl KeptRoom {
             uncounted.extend(self.open.iter().map(|(owner, _)| owner.clone()));
         }
         let (policy, gpus) = (demand.policies.device, self.gpus.as_deref());
-        let uncounted = (&[][..], &uncounted[..]);
-        let chosen = fleet.choose_devices_among(self.node, demand.devices(), policy, gpus, uncounted);
+        let devices = demand.devices();
+        let chosen = fleet.choose_devices_among(self.node, devices, policy, gpus, (&[], &uncounted));
         chosen.ok()
     }
 

@@ -63,7 +63,8 @@ pub(crate) fn show(index: &Index, uid: &str) -> Option<ExplainedGroup> {
 /// The names of the members whose annotations wish something else than the wish that counts, unless that of the group's object
 /// counts; [`MAX_GROUP`] at most.
 fn differing_members(index: &Index, group: &GroupOfPod) -> Vec<String> {
-    if matches!(index.pod_groups.get(&group.id), Some(object) if object.wish.is_some()) {
+    let object = index.pod_groups.get(&group.id);
+    if object.is_some_and(|object| object.wish.is_some()) {
         return Vec::new();
     }
     let mut names = Vec::new();

@@ -1,5 +1,5 @@
 //! Hints: room kept on a node for a pod that is not bound yet, because the answer to its filter request named this node, or
-//! because kube-scheduler has nominated the pod to it. It binds in the background, and may wait for minutes before it does.
+//! because kube-scheduler has nominated the pod to it. kube-scheduler binds in the background, and may wait for minutes first.
 //!
 //! A hint lasts while `status.nominatedNodeName` names its node (kube-scheduler 1.35 and later writes that before it waits, and
 //! every version after it has preempted), else until the pod's condition shows a later attempt that failed; at the longest for
@@ -165,7 +165,7 @@ impl Hint {
             return true;
         }
         let has_failed = shown.failure.is_some() && shown.failure != self.failure;
-        let is_error = matches!(shown.failure, Some(Failure { is_error: true, .. }));
+        let is_error = shown.failure.is_some_and(|failure| failure.is_error);
         let is_nominated = shown.nominated.as_ref() == Some(&self.node);
         let stays = match (self.is_nominated, is_nominated) {
             (true, true) => true,
@@ -272,7 +272,7 @@ impl HintQueue {
 
     /// Returns true if a pod gets no hint for a while, as its last one ended unused.
     pub(crate) fn is_resting(&self, uid: &str, now: Instant) -> bool {
-        self.resting.get(uid) > Some(&now)
+        self.resting.get(uid).is_some_and(|until| *until > now)
     }
 
     /// Makes a pod rest whose hint expired, see [`Self::resting`], for the time that a plain hint lasts.
@@ -389,7 +389,7 @@ impl HintQueue {
 
     /// Returns true if this pod has a hint on the node that it is nominated to.
     pub(crate) fn is_nominated(&self, uid: &str) -> bool {
-        matches!(self.hints.get(uid), Some(hint) if hint.is_nominated)
+        self.hints.get(uid).is_some_and(|hint| hint.is_nominated)
     }
 }
 
@@ -764,7 +764,8 @@ fn unhint_members(index: &mut Index, members: Vec<OwnerId>) -> bool {
             end_tried(index, &group);
         }
         // A member that was nominated since has a hint of its own.
-        if let Some(Hint { group: Some(_), .. }) = index.hints.hints.get(&owner) {
+        let hint = index.hints.hints.get(&owner);
+        if hint.is_some_and(|hint| hint.group.is_some()) {
             index.hints.hints.remove(&owner);
             free(index, owner.as_str());
         }
@@ -781,7 +782,7 @@ pub(crate) fn note_member(index: &mut Index, uid: &str, attempt: &Attempt, is_pl
     };
     let (owner, has_failed) = (index.cluster.owner(uid), attempt.failure.is_some());
     let gangs = &mut index.hints.gangs;
-    if gangs.note_filter(group, owner, (is_placed, has_failed), end) {
+    if gangs.note_filter(group, owner, is_placed, has_failed, end) {
         index.cluster.note_silent_opening();
     }
 }

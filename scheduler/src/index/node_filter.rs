@@ -129,6 +129,9 @@ impl<'a> NodeFilter<'a> {
     /// Checks the facts of a node that the engine does not know: refuses a node whose memory unit is unknown, that lacks the
     /// pod's isolation provider, or whose device plugin is away.
     pub(crate) fn check_served(self, name: &str, demand: &ResourceDemand<'_>) -> Result<(), Reason> {
+        if self.are_all_served(demand) {
+            return Ok(());
+        }
         let counts_hints = false;
         self.check(name, demand, counts_hints)
     }
@@ -143,9 +146,6 @@ impl<'a> NodeFilter<'a> {
 
     /// [`Self::check_served`]; `counts_hints` is that of [`Self::n_in_flight`].
     fn check(self, name: &str, demand: &ResourceDemand<'_>, counts_hints: bool) -> Result<(), Reason> {
-        if self.are_all_served(demand) {
-            return Ok(());
-        }
         // Most pods need no look-up of the node here.
         if !demand.in_units && self.cluster.node(name).is_some_and(NodeState::is_unit_unknown) {
             return Err(Reason::UnitUnknown);

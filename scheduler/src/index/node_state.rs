@@ -44,20 +44,24 @@ impl NodeState {
 
     /// The size of a memory unit in bytes, if the node has devices and the size is known.
     pub(super) fn unit(&self) -> Option<u64> {
-        let report = self.report.as_ref()?;
-        (!report.is_unit_unknown).then_some(report.inventory.unit_bytes?)
+        let report = self.report.as_ref().filter(|report| !report.is_unit_unknown)?;
+        report.inventory.unit_bytes
     }
 
     /// Returns true if the node has devices and the size of its memory unit is not known.
     pub(super) fn is_unit_unknown(&self) -> bool {
-        matches!(&self.report, Some(report) if report.is_unit_unknown)
+        self.report.as_ref().is_some_and(|report| report.is_unit_unknown)
     }
 
     /// Replaces the records that the plugin has swapped, and returns true if they have changed.
     pub(super) fn replace_swapped_records(&mut self, swapped: SwappedRecords) -> bool {
-        let records = swapped.into_iter();
-        let records = records.map(|(uid, record)| (uid, Recorded::of_allocations(&record)));
-        std::mem::replace(&mut self.swapped, records.collect()) != self.swapped
+        let mut records = BTreeMap::new();
+        for (uid, record) in swapped {
+            records.insert(uid, Recorded::of_allocations(&record));
+        }
+        let has_changed = self.swapped != records;
+        self.swapped = records;
+        has_changed
     }
 
     pub(super) fn n_closed_gpus(&self) -> usize {
@@ -66,7 +70,8 @@ impl NodeState {
     }
 
     pub(super) fn shares_gpus(&self) -> bool {
-        matches!(&self.report, Some(report) if !report.inventory.gpus.is_empty())
+        let report = self.report.as_ref();
+        report.is_some_and(|report| !report.inventory.gpus.is_empty())
     }
 
     pub(super) fn allocated_to(&self, uid: &str) -> &[AllocatedDevice] {

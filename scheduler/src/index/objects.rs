@@ -237,7 +237,8 @@ impl ObjectStore<Pod> for Index {
         if pod.is_terminal() {
             self.cluster.group_members.remove(uid);
         } else {
-            let has_devices = matches!(&facts, Some(facts) if self.requests_devices(facts));
+            let requests_devices = |facts: &PodFacts| self.requests_devices(facts);
+            let has_devices = facts.as_ref().is_some_and(requests_devices);
             self.cluster.group_members.put(&pod, has_devices, list);
         }
         match facts {

@@ -53,7 +53,7 @@ const AWAY_MESSAGES: [&str; 4] = [
 pub(super) enum Away {
     #[error("the device plugin's pod is being deleted")]
     Ending,
-    /// Its pod may also not run.
+    /// The plugin's pod does not run, or the plugin is not registered with kubelet.
     #[error("the device plugin is not registered with kubelet")]
     NotServing,
     /// The plugin's pod is gone, or the plugin reports that it does not serve, and no pod of a plugin is on the node.
@@ -243,7 +243,7 @@ impl Plugins {
             return;
         };
         // The failure is older than the plugin that serves now.
-        if matches!(at, Some(at) if plugin.evidence.began_to_serve_after(at)) {
+        if at.is_some_and(|at| plugin.evidence.began_to_serve_after(at)) {
             return;
         }
         plugin.pause.get_or_insert(Deadline::NotBegun);
@@ -329,7 +329,7 @@ impl NodePlugin {
         } else if self.gone.is_none() {
             self.gone = Some(Deadline::NotBegun);
         }
-        self.standing = match away.or(self.pause.and(Some(Away::Refusing))) {
+        self.standing = match away.or(self.pause.map(|_| Away::Refusing)) {
             Some(away) => Standing::Out(away),
             None if self.trial.is_some() => Standing::Tried,
             None => Standing::Offered,

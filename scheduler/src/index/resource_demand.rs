@@ -76,8 +76,9 @@ impl<'a> ResourceDemand<'a> {
             constraints = Some(Arc::new(demanding));
         }
         // On a node whose memory unit is unknown, bytes and percent cannot be compared with the node's amounts.
-        let in_bytes = gpus.filter(|gpus| !matches!(gpus.memory, Memory::Units(_)));
-        let counts_bytes = matches!(in_bytes, Some(gpus) if gpus.dialect == Dialect::Koordinator);
+        let counts_bytes = gpus.is_some_and(|gpus| {
+            gpus.dialect == Dialect::Koordinator && !matches!(gpus.memory, Memory::Units(_))
+        });
         let gpus = gpus.map(accounting::requested_gpus).unwrap_or_default();
         Ok(Some(Self {
             uid,
@@ -183,8 +184,9 @@ impl<'a> ResourceDemand<'a> {
     /// Returns true if only a node fits whose devices are known.
     pub(super) fn needs_known_devices(&self) -> bool {
         // Whole GPUs without constraints may be the vendor plugin's, on nodes without a Device object.
+        let constraints = self.constraints.as_deref();
         matches!(self.gpus, RequestedGpus::Share(_) | RequestedGpus::All { .. })
-            || matches!(&self.constraints, Some(constraints) if self.demands(constraints))
+            || constraints.is_some_and(|constraints| self.demands(constraints))
     }
 
     /// Returns true if constraints demand properties of requested devices, and do not only prefer some.

@@ -81,7 +81,8 @@ fn first_place(
     n_members: usize,
     hints: Hints<'_>,
 ) -> Option<Placement> {
-    if members.is_apart || matches!(&members.node, Some(bound) if fleet.node_id(bound) != Some(node)) {
+    let is_elsewhere = |bound: &str| fleet.node_id(bound) != Some(node);
+    if members.is_apart || members.node.as_deref().is_some_and(is_elsewhere) {
         return None;
     }
     let request = GroupRequest {
@@ -115,7 +116,7 @@ fn best_node(index: &Index, demand: &ResourceDemand<'_>) -> Option<NodeId> {
             best = Some((score, node.name(), node.id()));
         }
     }
-    Some(best?.2)
+    best.map(|(.., node)| node)
 }
 
 /// Returns true if a node exists and kube-scheduler's own checks do not refuse a pod there.

@@ -300,7 +300,8 @@ impl VictimSearch<'_> {
 
     /// Returns true if the eviction of this pod from the node makes room for another preemptor.
     fn is_promised(&self, uid: &str) -> bool {
-        matches!(self.preemptor.promised.get(self.view.name()), Some(victims) if victims.contains(uid))
+        let promised = self.preemptor.promised.get(self.view.name());
+        promised.is_some_and(|victims| victims.contains(uid))
     }
 
     /// The indices of the budgets that the eviction of a pod draws on: by the rules of the Eviction API if the leader evicts it,
@@ -422,7 +423,7 @@ impl VictimSearch<'_> {
         for owner in self.view.hinted() {
             let entry = self.cluster.pods.get(owner);
             let is_outranked =
-                matches!(entry, Some(entry) if entry.preemption.rank.priority < self.preemptor.priority);
+                entry.is_some_and(|entry| entry.preemption.rank.priority < self.preemptor.priority);
             if (removes_nominations && is_outranked) || owner.as_str() == self.preemptor.demand.uid {
                 outranked.push(owner.clone());
             }

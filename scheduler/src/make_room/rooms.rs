@@ -162,7 +162,9 @@ impl Rooms {
 
     /// Returns true if a plan for the pod has failed such that no other is made for a while.
     pub(super) fn is_resting(&self, uid: &str, now: Instant) -> bool {
-        matches!(self.verdicts.get(uid), Some((verdict, _)) if verdict.rests_until > Some(now))
+        let verdict = self.verdicts.get(uid);
+        let until = verdict.and_then(|(verdict, _)| verdict.rests_until);
+        until.is_some_and(|until| now < until)
     }
 
     /// Begins a turn; returns true if it is the most important pod's, and false if it is that of the pod whose last turn is

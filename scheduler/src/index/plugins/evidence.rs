@@ -61,7 +61,7 @@ impl PluginPod {
             uid: pod.uid().into(),
             is_leaving: pod.is_deleting() || pod.is_terminal(),
             started,
-            is_ready: started.is_some() && matches!(container, Some(container) if container.ready),
+            is_ready: started.is_some() && container.is_some_and(|container| container.ready),
             is_silent: false,
             metrics: metrics_address(pod),
             list,
@@ -179,7 +179,8 @@ impl PluginEvidence {
     pub(super) fn began_to_serve_after(&self, at: Timestamp) -> bool {
         // Kubernetes writes times of containers in whole seconds, so that equal seconds prove no order.
         let is_later = |since: Timestamp| since.as_second() > at.as_second();
-        matches!(&self.state, Some(state) if state.serving && is_later(state.since))
+        let state = self.state.as_ref();
+        state.is_some_and(|state| state.serving && is_later(state.since))
             || (self.pods.iter()).any(|pod| pod.is_ready && pod.started.is_some_and(is_later))
     }
 
