@@ -4,8 +4,7 @@
 //! that the leader makes (hints), and by time ([`Index::tick`]). Does no I/O, reads no clock: callers bring the time.
 //!
 //! `cluster` has the data, and accounts which devices each pod holds. Assumptions, hints, victims and views build on it, and it
-//! uses none of them. Longer steps are in these modules: methods of the index, or functions with the index or a part of it as the
-//! first argument.
+//! uses none of them. Longer steps are functions of these modules, with the index or a part of it as the first argument.
 
 mod assume_times;
 pub(crate) mod assumption;
@@ -73,7 +72,7 @@ pub use snapshot::Snapshot;
 pub use victims::{NodeRoom, Preemptor, Promised, RoomSearch, RoomVictim};
 
 use crate::accounting::{self, PodFacts};
-use crate::bind::PodId;
+use crate::bind::{PodId, PodLookup};
 use crate::kube_scheduler::{NodeFacts, NodeRequests, PodRules, RequestSums};
 use crate::watch::ObjectStore;
 pub use crate::watch::Shared;
@@ -513,6 +512,64 @@ impl Index {
 
     pub(crate) fn gone_gpus(&self, uid: &str) -> Vec<String> {
         self.cluster.gone_gpus(uid)
+    }
+
+    /// Chooses devices for a pod on a node and reserves them. A pod that is assumed already gets the same binding again.
+    /// `nanos` is the present time in unix nanoseconds, for the record; `now` is the same time, for the age of the assumption.
+    ///
+    /// # Errors
+    /// The reason for which the pod cannot be bound there.
+    pub fn assume(
+        &mut self,
+        pod: &PodId,
+        facts: &PodFacts,
+        node: &str,
+        nanos: u64,
+        now: Instant,
+    ) -> Result<Assumed, AssumeError> {
+        assumption::assume(self, pod, facts, node, nanos, now)
+    }
+
+    /// Notes that the binding of an assumption is written.
+    pub fn confirm(&mut self, uid: &str, assumed_at: u64, now: Instant) {
+        assumption::set_phase(&mut self.cluster, uid, assumed_at, Phase::Written, now);
+    }
+
+    /// Takes back an assumption whose binding has certainly not been written, and will not be: its devices are free again.
+    pub fn forget(&mut self, uid: &str, assumed_at: u64) {
+        if self.cluster.assumption_mut(uid, assumed_at).is_none() {
+            return;
+        }
+        let Some(entry) = self.cluster.pods.get_mut(uid) else {
+            return;
+        };
+        (entry.assumption, entry.problem, entry.contradicts) = (None, None, false);
+        self.cluster.doubtful.remove(uid);
+        // List 0: only the bind has added the pod, so that nothing of it is left without the assumption.
+        let is_unseen = entry.list == 0;
+        self.cluster.group_members.note_assumption(uid);
+        self.cluster.fleet.release(uid);
+        self.cluster.requests.remove(uid);
+        self.cluster.fleet.clear_host_use(uid);
+        if is_unseen {
+            self.remove_pod(uid);
+        } else {
+            hints::resume_room(self, uid);
+        }
+    }
+
+    /// Confirms or takes back a pod's assumption by what a read of the pod has found. `state` is that of the assumption before
+    /// the read; if the assumption has changed since, nothing happens. Returns true if nothing is left to settle.
+    ///
+    /// A pod that was found unbound settles nothing for a while.
+    pub(crate) fn settle(
+        &mut self,
+        uid: &str,
+        state: AssumptionState,
+        found: &PodLookup,
+        now: Instant,
+    ) -> bool {
+        assumption::settle(self, uid, state, found, now)
     }
 
     /// `None` once a watch has shown the pod bound, or the assumption was taken back.

@@ -84,7 +84,12 @@ impl StartBlocked {
                 StartRefusal::NoCapacity(_) => "no_room",
                 StartRefusal::AllDevicesForbidden => "all_devices_forbidden",
                 StartRefusal::Unknown => "unproven",
-                _ => "mismatch",
+                StartRefusal::Mismatch { .. }
+                | StartRefusal::NotAllDevices { .. }
+                | StartRefusal::Limits { .. }
+                | StartRefusal::Overridden { .. }
+                | StartRefusal::SetsLimit { .. }
+                | StartRefusal::OverridesVoid { .. } => "mismatch",
             },
         }
     }

@@ -90,10 +90,15 @@ impl StartRefusal {
             Self::Unplaced(_) => "GPUNotPlaced",
             Self::Unavailable(_) => "GPUUnavailable",
             Self::NoCapacity(_) => "GPUOvercommitted",
+            // The record, and an answer or a variable that a container keeps for good, do not agree.
+            Self::Mismatch { .. }
+            | Self::NotAllDevices { .. }
+            | Self::Limits { .. }
+            | Self::Overridden { .. }
+            | Self::SetsLimit { .. }
+            | Self::OverridesVoid { .. } => "GPUMismatch",
             Self::AllDevicesForbidden => "GPUAllDevicesForbidden",
             Self::Unknown => "GPUNotReady",
-            // The record, and an answer or a variable that a container keeps for good, do not agree.
-            _ => "GPUMismatch",
         }
     }
 }

@@ -85,147 +85,80 @@ fn repeat(assumption: &mut Assumption, node: &str, now: Instant) -> Result<Assum
     })
 }
 
-impl Index {
-    /// Chooses devices for a pod on a node and reserves them. A pod that is assumed already gets the same binding again.
-    /// `nanos` is the present time in unix nanoseconds, for the record; `now` is the same time, for the age of the assumption.
-    ///
-    /// # Errors
-    /// The reason for which the pod cannot be bound there.
-    pub fn assume(
-        &mut self,
-        pod: &PodId,
-        facts: &PodFacts,
-        node: &str,
-        nanos: u64,
-        now: Instant,
-    ) -> Result<Assumed, AssumeError> {
-        let entry = self.cluster.pods.get_mut(pod.uid.as_str());
-        let shown = entry.as_ref().and_then(|entry| entry.facts.bound.as_ref());
-        if let Some(bound) = shown.or(facts.bound.as_ref()) {
-            if *bound.node == *node {
-                return Ok(Assumed::AlreadyBound);
-            }
-            return Err(AssumeError::BoundElsewhere(bound.node.to_string()));
+/// Does what [`Index::assume`] says.
+pub(super) fn assume(
+    index: &mut Index,
+    pod: &PodId,
+    facts: &PodFacts,
+    node: &str,
+    nanos: u64,
+    now: Instant,
+) -> Result<Assumed, AssumeError> {
+    let entry = index.cluster.pods.get_mut(pod.uid.as_str());
+    let shown = entry.as_ref().and_then(|entry| entry.facts.bound.as_ref());
+    if let Some(bound) = shown.or(facts.bound.as_ref()) {
+        if *bound.node == *node {
+            return Ok(Assumed::AlreadyBound);
         }
-        // kube-scheduler repeats a bind whose answer it did not get.
-        if let Some(assumption) = entry.and_then(|entry| entry.assumption.as_mut()) {
-            return repeat(assumption, node, now);
-        }
-        // kube-scheduler may know a new node earlier; its devices are not known until a watch of this process shows it.
-        if !self.cluster.knows_node(node) {
-            return Err(AssumeError::NoRoom {
-                node: node.to_owned(),
-                reason: Reason::NoDevice,
-                text: Reason::NoDevice.to_string(),
-            });
-        }
-        // Device objects may have changed since the caller looked, so that the pod requests no device any more.
-        let demand = self.demand(&pod.uid, facts)?.unwrap_or_default();
-        let placement = choose_and_reserve(self, &demand, node)?;
-        let assumed_at = self.assume_times.next(nanos);
-        let record = record(&self.cluster, facts.request.gpus(), node, &placement, assumed_at);
-        let mut annotations = record.annotations();
-        // If no devices are chosen, an empty record replaces one in a copied manifest, which would pass for this choice.
-        let record = annotations.entry(DEVICE_ALLOCATED.to_owned());
-        record.or_insert_with(|| "{}".to_owned());
-        let binding = PodBinding {
-            pod: pod.clone(),
+        return Err(AssumeError::BoundElsewhere(bound.node.to_string()));
+    }
+    // kube-scheduler repeats a bind whose answer it did not get.
+    if let Some(assumption) = entry.and_then(|entry| entry.assumption.as_mut()) {
+        return repeat(assumption, node, now);
+    }
+    // kube-scheduler may know a new node earlier; its devices are not known until a watch of this process shows it.
+    if !index.cluster.knows_node(node) {
+        return Err(AssumeError::NoRoom {
             node: node.to_owned(),
-            annotations,
-            labels: facts.labels_on(node),
-        };
-        let owner = self.cluster.owner(&pod.uid);
-        let entry = self.cluster.pods.entry(owner.clone());
-        let entry = entry.or_insert_with(|| Box::new(PodEntry::new(facts.clone())));
-        entry.assumption = Some(Box::new(Assumption {
-            binding: binding.clone(),
-            state: AssumptionState {
-                assumed_at,
-                phase: Phase::Writing,
-                since: now,
-            },
-            unlisted: false,
-            outlived: false,
-        }));
-        let is_tied_to_node = false;
-        // The pod's requests count on the node now, not only when a watch shows the pod bound.
-        if let Some(rules) = &entry.rules {
-            let requests = &mut self.cluster.requests;
-            requests.put(owner.clone(), node, &rules.requests, is_tied_to_node);
-        }
-        // The hint has served its purpose; on another node its room is free again.
-        hints::end(self, &pod.uid, Some(node));
-        let fleet = &mut self.cluster.fleet;
-        fleet.set_host_use(&owner, node, facts.host, is_tied_to_node);
-        self.cluster.group_members.note_assumption(&pod.uid);
-        self.cluster.unbound.insert(owner);
-        Ok(Assumed::Write {
-            binding,
+            reason: Reason::NoDevice,
+            text: Reason::NoDevice.to_string(),
+        });
+    }
+    // Device objects may have changed since the caller looked, so that the pod requests no device any more.
+    let demand = index.demand(&pod.uid, facts)?.unwrap_or_default();
+    let placement = choose_and_reserve(index, &demand, node)?;
+    let assumed_at = index.assume_times.next(nanos);
+    let record = record(&index.cluster, facts.request.gpus(), node, &placement, assumed_at);
+    let mut annotations = record.annotations();
+    // If no devices are chosen, an empty record replaces one in a copied manifest, which would pass for this choice.
+    let record = annotations.entry(DEVICE_ALLOCATED.to_owned());
+    record.or_insert_with(|| "{}".to_owned());
+    let binding = PodBinding {
+        pod: pod.clone(),
+        node: node.to_owned(),
+        annotations,
+        labels: facts.labels_on(node),
+    };
+    let owner = index.cluster.owner(&pod.uid);
+    let entry = index.cluster.pods.entry(owner.clone());
+    let entry = entry.or_insert_with(|| Box::new(PodEntry::new(facts.clone())));
+    entry.assumption = Some(Box::new(Assumption {
+        binding: binding.clone(),
+        state: AssumptionState {
             assumed_at,
-            repeated: false,
-        })
+            phase: Phase::Writing,
+            since: now,
+        },
+        unlisted: false,
+        outlived: false,
+    }));
+    let is_tied_to_node = false;
+    // The pod's requests count on the node now, not only when a watch shows the pod bound.
+    if let Some(rules) = &entry.rules {
+        let requests = &mut index.cluster.requests;
+        requests.put(owner.clone(), node, &rules.requests, is_tied_to_node);
     }
-
-    /// Notes that the binding of an assumption is written.
-    pub fn confirm(&mut self, uid: &str, assumed_at: u64, now: Instant) {
-        set_phase(&mut self.cluster, uid, assumed_at, Phase::Written, now);
-    }
-
-    /// Takes back an assumption whose binding has certainly not been written, and will not be: its devices are free again.
-    pub fn forget(&mut self, uid: &str, assumed_at: u64) {
-        if self.cluster.assumption_mut(uid, assumed_at).is_none() {
-            return;
-        }
-        let Some(entry) = self.cluster.pods.get_mut(uid) else {
-            return;
-        };
-        (entry.assumption, entry.problem, entry.contradicts) = (None, None, false);
-        self.cluster.doubtful.remove(uid);
-        // List 0: only the bind has added the pod, so that nothing of it is left without the assumption.
-        let is_unseen = entry.list == 0;
-        self.cluster.group_members.note_assumption(uid);
-        self.cluster.fleet.release(uid);
-        self.cluster.requests.remove(uid);
-        self.cluster.fleet.clear_host_use(uid);
-        if is_unseen {
-            self.remove_pod(uid);
-        } else {
-            hints::resume_room(self, uid);
-        }
-    }
-
-    /// Confirms or takes back a pod's assumption by what a read of the pod has found. `state` is that of the assumption before
-    /// the read; if the assumption has changed since, nothing happens. Returns true if nothing is left to settle.
-    ///
-    /// A pod that was found unbound settles nothing for a while.
-    pub(crate) fn settle(
-        &mut self,
-        uid: &str,
-        state: AssumptionState,
-        found: &PodLookup,
-        now: Instant,
-    ) -> bool {
-        let Some(assumption) = self.cluster.assumption(uid) else {
-            return true;
-        };
-        if assumption.state != state {
-            return false;
-        }
-        let n_openings = self.cluster.fleet.n_openings();
-        match found {
-            PodLookup::Bound { node, annotations } if *node == assumption.binding.node => {
-                confirm_found(self, uid, state.assumed_at, annotations, now);
-            }
-            // The write of its binding may still be under way.
-            PodLookup::Unbound if now.saturating_duration_since(state.since) < LONGEST_WRITE => return false,
-            PodLookup::Gone => self.remove_pod(uid),
-            // If another scheduler has bound it, the watch will show where; the room here is free.
-            PodLookup::Bound { .. } | PodLookup::Unbound => self.forget(uid, state.assumed_at),
-        }
-        // kube-scheduler does not see that a binding turns out not to have been written.
-        self.cluster.note_silent_since(n_openings);
-        true
-    }
+    // The hint has served its purpose; on another node its room is free again.
+    hints::end(index, &pod.uid, Some(node));
+    let fleet = &mut index.cluster.fleet;
+    fleet.set_host_use(&owner, node, facts.host, is_tied_to_node);
+    index.cluster.group_members.note_assumption(&pod.uid);
+    index.cluster.unbound.insert(owner);
+    Ok(Assumed::Write {
+        binding,
+        assumed_at,
+        repeated: false,
+    })
 }
 
 /// Chooses devices on a node and reserves them. Room that is kept for other pods is taken only if there is no other;
@@ -327,12 +260,42 @@ pub(crate) fn mark_unknown(index: &mut Index, uid: &str, assumed_at: u64, now: I
 }
 
 /// Sets the phase of the assumption with this assume time; any other assumption stays as it is.
-fn set_phase(cluster: &mut Cluster, uid: &str, assumed_at: u64, phase: Phase, now: Instant) {
+pub(super) fn set_phase(cluster: &mut Cluster, uid: &str, assumed_at: u64, phase: Phase, now: Instant) {
     if let Some(assumption) = cluster.assumption_mut(uid, assumed_at) {
         assumption.state.phase = phase;
         assumption.state.since = now;
         assumption.unlisted = false;
     }
+}
+
+/// Does what [`Index::settle`] says.
+pub(super) fn settle(
+    index: &mut Index,
+    uid: &str,
+    state: AssumptionState,
+    found: &PodLookup,
+    now: Instant,
+) -> bool {
+    let Some(assumption) = index.cluster.assumption(uid) else {
+        return true;
+    };
+    if assumption.state != state {
+        return false;
+    }
+    let n_openings = index.cluster.fleet.n_openings();
+    match found {
+        PodLookup::Bound { node, annotations } if *node == assumption.binding.node => {
+            confirm_found(index, uid, state.assumed_at, annotations, now);
+        }
+        // The write of its binding may still be under way.
+        PodLookup::Unbound if now.saturating_duration_since(state.since) < LONGEST_WRITE => return false,
+        PodLookup::Gone => index.remove_pod(uid),
+        // If another scheduler has bound it, the watch will show where; the room here is free.
+        PodLookup::Bound { .. } | PodLookup::Unbound => index.forget(uid, state.assumed_at),
+    }
+    // kube-scheduler does not see that a binding turns out not to have been written.
+    index.cluster.note_silent_since(n_openings);
+    true
 }
 
 /// Ends this replica's term as the leader: another replica may decide from now on, and may give away the devices of
