@@ -67,7 +67,8 @@ impl SecondScheduler {
     /// Starts both pods on a cluster whose own scheduler has ended.
     pub async fn start(cluster: &LocalCluster) -> Result<Self> {
         let api = cluster.api().objects().clone();
-        replicas::clean(&api)?;
+        // A Lease that a failed scenario has left, or a late request has written, names a holder that has ended.
+        clean(&api)?;
         for file in replicas::FENCE {
             manifests::apply_file(cluster.client(), &cluster.deploy().join(file)).await?;
         }
@@ -187,11 +188,16 @@ impl SecondScheduler {
     pub fn end(self) -> Result<()> {
         let api = self.api.clone();
         drop(self);
-        if api.get(LEASE.0, NAMESPACE, LEASE.1).is_ok() {
-            api.delete(LEASE.0, NAMESPACE, LEASE.1, None)?;
-        }
-        replicas::clean(&api)
+        clean(&api)
     }
+}
+
+/// Removes the objects of the pods, and the Lease of their kube-schedulers.
+fn clean(api: &apiserver::ApiObjects) -> Result<()> {
+    if api.get(LEASE.0, NAMESPACE, LEASE.1).is_ok() {
+        api.delete(LEASE.0, NAMESPACE, LEASE.1, None)?;
+    }
+    replicas::clean(api)
 }
 
 /// The configuration of a pod's kube-scheduler: the shipped one, with short times and the address of the pod's extender.
