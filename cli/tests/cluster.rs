@@ -261,7 +261,9 @@ async fn an_error_of_an_application_is_reported_on_its_pod(installed: &mut Insta
 }
 
 /// A plugin that does not measure, and one without a pod.
-async fn use_that_is_unknown_has_a_reason(installed: &mut Installed) -> Result<()> {
+#[tokio::test(flavor = "multi_thread")]
+async fn memory_whose_use_is_unknown_on_a_live_cluster() -> Result<()> {
+    let mut installed = Installed::start("90d").await?;
     let node = installed.cluster.node("n1")?;
     node.restart_plugin_as(|mut plugin| {
         plugin.args.retain(|arg| arg != "--measure-memory");
@@ -712,8 +714,7 @@ async fn with_a_small_pod() -> Result<Installed> {
 async fn memory_in_use_and_errors_on_a_live_cluster() -> Result<()> {
     let mut installed = with_a_small_pod().await?;
     top_shows_the_memory_in_use(&mut installed).await?;
-    an_error_of_an_application_is_reported_on_its_pod(&mut installed).await?;
-    use_that_is_unknown_has_a_reason(&mut installed).await
+    an_error_of_an_application_is_reported_on_its_pod(&mut installed).await
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -129,7 +129,7 @@ impl std::fmt::Debug for Scenario {
 }
 
 /// The scenarios of each file, harmless ones first.
-const LISTS: [&[Scenario]; 39] = [
+const LISTS: [&[Scenario]; 40] = [
     sharing::SCENARIOS,
     requests::SCENARIOS,
     isolation::SCENARIOS,
@@ -143,6 +143,7 @@ const LISTS: [&[Scenario]; 39] = [
     waits::SCENARIOS,
     openings::SCENARIOS,
     making_room::SCENARIOS,
+    making_room::WITH_BUDGET,
     all_devices::SCENARIOS,
     policies::SCENARIOS,
     preemption::SCENARIOS,

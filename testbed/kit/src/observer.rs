@@ -10,6 +10,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::runtime::utils::Backoff;
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, ResourceExt};
 use proto::device::Device;
@@ -231,6 +232,21 @@ fn key(object: &impl ResourceExt) -> String {
     }
 }
 
+/// The pause before a failed watch starts again. kube's own grows to 30 s, and shrinks only after two minutes without a failure.
+struct RetryInterval;
+
+impl Iterator for RetryInterval {
+    type Item = Duration;
+
+    fn next(&mut self) -> Option<Duration> {
+        Some(Duration::from_millis(500))
+    }
+}
+
+impl Backoff for RetryInterval {
+    fn reset(&mut self) {}
+}
+
 /// Watches all objects of a kind, and keeps them in the snapshot.
 fn watch_kind<K>(
     client: &Client,
@@ -243,7 +259,9 @@ where
 {
     let api: Api<K> = Api::all(client.clone());
     AbortOnDropHandle::new(tokio::spawn(async move {
-        let mut events = watcher(api, watcher::Config::default()).default_backoff().boxed();
+        let mut events = watcher(api, watcher::Config::default())
+            .backoff(RetryInterval)
+            .boxed();
         let mut listed = BTreeMap::new();
         while let Some(event) = events.next().await {
             match event {
