@@ -137,7 +137,6 @@ impl Leadership {
     }
 
     /// The only replica, and no earlier scheduler has run: for tests, benchmarks and offline use.
-    #[cfg(any(test, feature = "offline"))]
     pub fn alone() -> Self {
         Self::new(Role::Alone, true)
     }

@@ -19,7 +19,6 @@ pub mod leader;
 pub mod make_room;
 pub mod metrics;
 mod next_model;
-#[cfg(any(test, feature = "offline"))]
 pub mod offline;
 pub mod page;
 mod pod_group_watch;

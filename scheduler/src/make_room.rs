@@ -413,7 +413,6 @@ impl RoomMaker {
 
     /// Searches for room for the pod whose turn it is, and changes nothing; returns the number of nodes that were searched, for
     /// benchmarks.
-    #[cfg(any(test, feature = "offline"))]
     pub fn search(&self) -> Option<usize> {
         let preemptor = self.next_preemptor()?;
         let demand = self.demand(&preemptor)?;

@@ -1,4 +1,4 @@
-//! An extender that answers from given objects, without an API server: for benchmarks, tests and trials. No daemon contains it.
+//! An extender that answers from given objects, without an API server: for benchmarks, tests and trials. No daemon calls it.
 //!
 //! Its bind verb fails, as no API server listens; [`bind`] returns the binding that the verb would write.
 

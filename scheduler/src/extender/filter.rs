@@ -126,7 +126,6 @@ pub(super) async fn answer_rechecked(extender: &Extender, body: &[u8]) -> Result
 ///
 /// # Errors
 /// The body is not a filter request, or the watches have not synced.
-#[cfg(any(test, feature = "offline"))]
 pub fn answer(extender: &Extender, body: &[u8], now: Instant) -> Result<FilterResult, RequestError> {
     let request = FilterRequest::parse("filter", body, &extender.name_lists)?;
     answer_once(extender, &request, now)

@@ -79,7 +79,6 @@ impl AllocationSnapshot {
     }
 
     /// Reads all GPUs of an index at one moment.
-    #[cfg(any(test, feature = "offline"))]
     pub fn of(index: &Index) -> Self {
         let nodes: Vec<_> = index.fleet().node_versions().map(|(node, _)| node).collect();
         let mut snapshot = Self::default();
