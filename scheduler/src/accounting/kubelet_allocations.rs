@@ -180,9 +180,70 @@ fn is_held(holdings: &Holdings, part: &HeldPart, minor: Option<u32>) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use placement::{DeviceAttributes, DevicesOfType, FunctionGroup};
     use rstest::rstest;
 
     use super::*;
+
+    /// A node with the GPU `gpu` and the adapter `nic`, which has the virtual functions `vf-0` and `vf-1`.
+    fn gpu_and_adapter() -> Inventory {
+        let functions = ["vf-0", "vf-1"].map(|id| VirtualFunction {
+            id: id.into(),
+            minor: -1,
+        });
+        let group = FunctionGroup {
+            functions: functions.to_vec(),
+            ..FunctionGroup::default()
+        };
+        let nic = Device {
+            attributes: DeviceAttributes {
+                function_groups: vec![group],
+                ..DeviceAttributes::default()
+            },
+            ..Device::new("nic", 0)
+        };
+        Inventory {
+            gpus: vec![Device::new("gpu", 0)].into(),
+            other_devices: Some(vec![DevicesOfType {
+                kind: "rdma".into(),
+                devices: vec![nic].into(),
+            }]),
+            ..Inventory::default()
+        }
+    }
+
+    /// An allocated device is added unless the pod's spec or record names it already, by whatever means.
+    #[rstest]
+    #[case::the_same_gpu(DeviceType::Gpu, DeviceRef::Id("gpu".into()), &[], "gpu", 1)]
+    #[case::the_gpu_by_minor(DeviceType::Gpu, DeviceRef::Minor(0), &[], "gpu", 1)]
+    #[case::any_gpu_may_be_it(DeviceType::Gpu, DeviceRef::Any, &[], "gpu", 1)]
+    #[case::another_gpu(DeviceType::Gpu, DeviceRef::Minor(1), &[], "gpu", 2)]
+    #[case::any_adapter("rdma".into(), DeviceRef::Any, &[], "nic", 2)]
+    #[case::a_gpu_of_the_same_minor(DeviceType::Gpu, DeviceRef::Minor(0), &[], "nic", 2)]
+    #[case::a_function_of_the_held_adapter("rdma".into(), DeviceRef::Id("nic".into()), &[], "vf-0", 1)]
+    #[case::the_held_function("rdma".into(), DeviceRef::Id("nic".into()), &["vf-0"], "vf-0", 1)]
+    #[case::another_function("rdma".into(), DeviceRef::Id("nic".into()), &["vf-1"], "vf-0", 2)]
+    fn a_device_is_counted_once(
+        #[case] kind: DeviceType,
+        #[case] device: DeviceRef,
+        #[case] functions: &[&str],
+        #[case] allocated: &str,
+        #[case] n_parts: usize,
+    ) {
+        let part = HeldPart {
+            virtual_functions: functions.iter().copied().map(Into::into).collect(),
+            ..HeldPart::new(kind, device)
+        };
+        let mut holdings = Holdings::from(vec![part]);
+        let allocated = AllocatedDevice {
+            id: allocated.into(),
+            is_replica: false,
+            is_gpu: false,
+        };
+        let problem = add_allocated(&mut holdings, &[allocated], Some(&gpu_and_adapter()));
+        assert_eq!(problem, None);
+        assert_eq!(holdings.parts.len(), n_parts, "{holdings:?}");
+    }
 
     /// A device that a node does not have is a problem; one of a node that has not reported its devices may be there.
     #[rstest]

@@ -3,11 +3,12 @@
 use rstest::rstest;
 
 use super::Violation;
+use crate::choice::group::SharedDomain;
 use crate::data::amounts::{Amounts, HostAmounts, Memory};
 use crate::data::device::{Device, DeviceRef, DevicesOfType};
 use crate::data::holding::{HeldMemory, HeldPart, Hints, Holdings, Placement, Share};
-use crate::data::ident::{DeviceType, NodeId};
-use crate::data::inventory::Inventory;
+use crate::data::ident::{DeviceType, NodeId, OwnerId};
+use crate::data::inventory::{Inventory, LinkGroup};
 use crate::data::workload::Workload;
 use crate::fleet::Fleet;
 use crate::state::equivalence::key_with;
@@ -254,6 +255,36 @@ fn memory_that_the_driver_keeps_by_now_is_no_oversubscription() {
             "{memory_bytes} and {reserved_bytes} bytes"
         );
     }
+}
+
+/// `a` and `b` hold shares of the two GPUs of `n`; `c` has an adapter that has the minor of the second GPU.
+#[rstest]
+#[case::on_linked_gpus([[0, 1]], ["a", "b"], false)]
+#[case::on_gpus_without_links([], ["a", "b"], true)]
+#[case::on_gpus_of_two_link_groups([[0, 2], [1, 3]], ["a", "b"], true)]
+#[case::an_adapter_is_no_gpu([], ["a", "c"], false)]
+#[case::on_two_nodes([[0, 1]], ["a", "d"], true)]
+fn members_apart_are_found<const N: usize>(
+    #[case] links: [[u32; 2]; N],
+    #[case] members: [&str; 2],
+    #[case] is_violation: bool,
+) {
+    let mut fleet = fleet();
+    let links = links.iter().map(|minors| LinkGroup {
+        minors: minors.to_vec(),
+        n_links: 1,
+    });
+    let inventory = Inventory {
+        links: links.collect(),
+        ..n(&mut fleet).inventory.clone()
+    };
+    fleet.set_inventory("n", inventory);
+    let adapter = HeldPart::new("rdma".into(), DeviceRef::Minor(1));
+    fleet.hold(&"c".into(), "n", Holdings::from(vec![adapter]));
+    let on_other_node = Holdings::from(vec![share(DeviceRef::Minor(0), 100, 10, 1)]);
+    fleet.hold(&"d".into(), "m", on_other_node);
+    let violation = fleet.check_group(&members.map(OwnerId::from), SharedDomain::Link);
+    assert_eq!(violation.is_some(), is_violation, "{violation:?}");
 }
 
 fn kinds(fleet: &Fleet) -> Vec<&'static str> {
