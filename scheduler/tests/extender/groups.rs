@@ -702,3 +702,17 @@ async fn no_gpu_is_promised_to_two_members() {
     }
     assert_eq!(n_placed, 3);
 }
+
+/// The GPU of the next open place falls sick, and a member takes that of another one: room for the last member is chosen again.
+#[tokio::test(start_paused = true)]
+async fn open_places_are_chosen_again_beside_a_member_that_takes_one_of_them() {
+    let world = world(&["n1"]);
+    taking(&world, "a", "n1", &[4, 5, 6, 7]);
+    let pods = members(&world, Mark::Native, 3, 100, "link required");
+    assert_eq!(world.fitting(&pods[0], &["n1"]).await, ["n1"]);
+    world.apply_device(&eight_gpus("n1", |minor| minor != 2));
+    assert_eq!(world.fitting(&pods[1], &["n1"]).await, ["n1"]);
+    let other = shared("other", 1, 100);
+    assert!(world.fitting(&other, &["n1"]).await.is_empty());
+    assert_eq!(world.fitting(&pods[2], &["n1"]).await, ["n1"]);
+}
