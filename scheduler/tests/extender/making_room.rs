@@ -277,6 +277,24 @@ async fn nothing_is_evicted_before_the_wait_is_over() {
     assert_eq!(making.world.api.evicted().len(), 1);
 }
 
+/// kube-scheduler asks about a pod before the watch shows it: the pod is remembered for half a minute.
+#[rstest]
+#[case::soon(29, 1)]
+#[case::never(30, 0)]
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_no_watch_shows_is_forgotten(#[case] shown_after: u64, #[case] n_evicted: usize) {
+    let making = Making::hole(true);
+    let pod = important("high", 40, 1000);
+    making.world.api.put(&pod);
+    assert!(making.world.fitting(&pod, &["n1"]).await.is_empty());
+    advance(Duration::from_secs(shown_after)).await;
+    making.tick().await;
+    making.world.apply_pod(&pod);
+    advance(AFTER).await;
+    making.tick().await;
+    assert_eq!(making.world.api.evicted().len(), n_evicted);
+}
+
 /// The changes of a pod that keep it from being evicted.
 #[rstest]
 #[case::as_it_is(&[], 1)]
