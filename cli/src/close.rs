@@ -38,6 +38,11 @@ async fn check_minors(connection: &ClusterConnection, node: &str, gpus: &[u32]) 
     // The annotation goes to the API server, so a scheduler that does not answer keeps no GPU open or closed.
     let mut api = ReadApiClient::connect(connection).await.ok()?;
     let state: State = api.get("state").await.ok()?;
+    absent_gpu(&state, node, gpus)
+}
+
+/// The sentence about the first of these minors that the node does not have.
+fn absent_gpu(state: &State, node: &str, gpus: &[u32]) -> Option<String> {
     let known = state.nodes.iter().find(|one| one.name == node)?;
     let known: Vec<u32> = known.gpus.iter().map(|gpu| gpu.minor).collect();
     let absent = gpus.iter().find(|minor| !known.contains(minor))?;
@@ -152,4 +157,40 @@ async fn change(
             "others changed it {MAX_TRIES} times meanwhile; wait a moment, and run the command again"
         ),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use proto::read_api::{Gpu, Node};
+    use rstest::rstest;
+
+    use super::*;
+
+    fn node(name: &str, minors: &[u32]) -> Node {
+        let gpus = minors.iter().map(|minor| Gpu {
+            minor: *minor,
+            ..Gpu::default()
+        });
+        Node {
+            name: name.to_owned(),
+            gpus: gpus.collect(),
+            ..Node::default()
+        }
+    }
+
+    #[rstest]
+    #[case::both_are_there("n2", &[0, 1], None)]
+    #[case::of_another_node("n1", &[0, 1], Some("node n1 has no GPU 1: its GPUs are [0]"))]
+    #[case::a_node_that_the_scheduler_does_not_know("n3", &[5], None)]
+    fn gpus_that_a_node_lacks_are_named(
+        #[case] of: &str,
+        #[case] gpus: &[u32],
+        #[case] sentence: Option<&str>,
+    ) {
+        let state = State {
+            nodes: vec![node("n1", &[0]), node("n2", &[0, 1])],
+            ..State::default()
+        };
+        assert_eq!(absent_gpu(&state, of, gpus).as_deref(), sentence);
+    }
 }
