@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::conversation::Conversation;
+use super::conversation::{Conversation, KEEP_ALIVE};
 use super::{ConnectionSettings, HttpServer, marks};
 
 const REQUEST: &str = "GET / HTTP/1.1\r\nhost: x\r\n\r\n";
@@ -118,6 +118,23 @@ async fn the_timeout_of_the_first_request_begins_with_the_connection(#[case] sen
     sleep(Duration::from_secs(4)).await;
     client.write_all(sent.as_bytes()).await.unwrap();
     assert_eq!(seconds_to_end(&mut client).await, 6);
+}
+
+/// Pings keep connections of HTTP/2 alive, so requests alone count for these.
+#[tokio::test(start_paused = true)]
+async fn a_connection_of_http2_is_overdue_without_requests() {
+    let head = Duration::from_secs(10);
+    let since = Instant::now();
+    let conversation = Conversation::new([127, 0, 0, 1].into(), head, false);
+    conversation.clone().overdue().await;
+    assert_eq!(since.elapsed(), head);
+    let answering = conversation.answering();
+    let an_hour = Duration::from_secs(3600);
+    assert!(timeout(an_hour, conversation.clone().overdue()).await.is_err());
+    drop(answering);
+    let since = Instant::now();
+    conversation.overdue().await;
+    assert_eq!(since.elapsed(), KEEP_ALIVE);
 }
 
 #[tokio::test(start_paused = true)]
