@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use placement::{
-    Device, DevicePolicy, DeviceRef, DeviceRequest, DevicesOfType, Fleet, HeldPart, Hints, Holdings,
-    Inventory, NamedAmounts, NodeRequest, Placement, Reason, RequestedGpus, Violation,
+    Device, DevicePolicy, DeviceRef, DeviceRequest, DevicesOfType, Evictable, Fleet, HeldPart, Hints,
+    Holdings, Inventory, NamedAmounts, NodeRequest, OwnerId, Placement, Preemption, Reason, RequestedGpus,
+    Violation,
 };
 use proptest::prelude::*;
 use rstest::rstest;
@@ -94,6 +95,58 @@ fn choose(fleet: &Fleet, requests: &[DeviceRequest]) -> Result<Placement, Reason
 fn shown(placement: &Placement) -> Vec<String> {
     let share = |share: &placement::Share| format!("{} {} {:?}", share.kind, share.minor, share.resources);
     placement.others().map(share).collect()
+}
+
+/// Two pods hold the adapters that are healthy, and two less important ones the cards.
+#[rstest]
+#[case::a_part_is_free(&[percent(40)], &[])]
+#[case::the_less_important(&[percent(100)], &["second"])]
+#[case::both_adapters(&[percent(200)], &["first", "second"])]
+#[case::a_card(&[cards(8, 0)], &["fourth"])]
+#[case::one_of_each(&[percent(50), cards(0, 40)], &["second", "fourth"])]
+#[case::more_than_there_is(&[percent(300)], &[])]
+fn holders_of_the_requested_devices_are_evicted(
+    #[case] requests: &[DeviceRequest],
+    #[case] expected: &[&str],
+) {
+    let mut fleet = fleet();
+    let mut pods = Vec::new();
+    for (owner, priority, kind, minor, held) in [
+        ("first", 5, "rdma", 0, amounts(&[("rdma", 100)])),
+        ("second", 4, "rdma", 1, amounts(&[("rdma", 60)])),
+        ("third", 1, "npu", 0, amounts(&[("cores", 8), ("gib", 32)])),
+        ("fourth", 0, "npu", 1, amounts(&[("cores", 8), ("gib", 64)])),
+    ] {
+        let part = HeldPart {
+            resources: held,
+            ..HeldPart::new(kind.into(), DeviceRef::Minor(minor))
+        };
+        fleet.hold(&owner.into(), "n", Holdings::from(vec![part]));
+        pods.push(Evictable {
+            owner: owner.into(),
+            priority,
+            started: 0,
+            is_leaving: false,
+            is_forced: false,
+            budgets: Vec::new(),
+            frees: Vec::new(),
+        });
+    }
+    let request = NodeRequest {
+        gpus: RequestedGpus::Nothing,
+        others: requests,
+        ..NodeRequest::default()
+    };
+    let preemption = Preemption {
+        pods: &pods,
+        budgets: &[],
+        must_free: &[],
+        outranked: &[],
+    };
+    let victims = fleet.preempt(fleet.node_id("n").unwrap(), request, preemption);
+    let owners = victims.map(|victims| victims.owners).unwrap_or_default();
+    let owners: Vec<&str> = owners.iter().map(OwnerId::as_str).collect();
+    assert_eq!(owners, expected);
 }
 
 #[rstest]
