@@ -6,7 +6,7 @@
 //! Requests to extenders have the form of those recorded from 1.36.2 (`scheduler/tests/extender/golden`). The rest follows the
 //! real program's code, and `testbed/kit/tests/scheduler_loop.rs` states the behaviour; names such as `selectHost` in comments
 //! are functions of that code. It leaves out plugins that no extender can notice: affinity between pods, spreading, images, and
-//! the scores of preferences; and scheduling gates, so that a gated pod is scheduled at once.
+//! the scores of preferences.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -343,9 +343,13 @@ impl Loop {
         }
     }
 
-    /// Returns true if this scheduler schedules the pod: it has one of the loop's names.
+    /// Returns true if this scheduler schedules the pod: it has one of the loop's names and no scheduling gate.
     fn is_ours(&self, pod: &Pod) -> bool {
         let spec = pod.spec.as_ref();
+        let gates = spec.and_then(|spec| spec.scheduling_gates.as_ref());
+        if gates.is_some_and(|gates| !gates.is_empty()) {
+            return false;
+        }
         let scheduler = spec.and_then(|spec| spec.scheduler_name.as_deref());
         self.configuration
             .schedulers

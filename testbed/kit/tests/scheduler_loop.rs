@@ -175,6 +175,21 @@ async fn an_extender_gets_names_in_order_and_its_node_is_bound() {
     assert_eq!(rig.node_of("p"), "c");
 }
 
+/// kube-apiserver notes the gate in the condition, and kube-scheduler goes on with the next pod.
+#[tokio::test]
+async fn a_pod_with_a_scheduling_gate_is_not_tried() {
+    let mut rig = Rig::start("", |_, _| (200, passing(&["c"]))).await;
+    let spec = json!({"containers": [{"name": "c", "image": "i"}], "schedulingGates": [{"name": "example.com/quota"}]});
+    let gated = json!({"metadata": {"name": "gated"}, "spec": spec});
+    rig.api.objects().create("pods", gated).unwrap();
+    rig.create("p", "5");
+    let attempt = rig.attempt().await;
+    assert_eq!(attempt.outcome, SchedulingOutcome::Bound("c".to_owned()));
+    let gated = rig.api.objects().get("pods", "default", "gated").unwrap();
+    assert_eq!(gated["spec"]["nodeName"], Value::Null);
+    assert_eq!(gated["status"]["conditions"][0]["reason"], "SchedulingGated");
+}
+
 #[tokio::test]
 async fn reasons_of_an_extender_are_in_the_condition_and_decide_preemption() {
     let answer = json!({"NodeNames": [], "FailedNodes": {"a": "no room", "b": "no room"}, "FailedAndUnresolvableNodes": {"c": "no device"}, "Error": ""});

@@ -21,10 +21,18 @@ const NOT_NEGATIVE: &str = "must be greater than or equal to 0";
 /// Fills in the defaults of a new pod, and resets its status.
 pub(crate) fn default_new(pod: &mut Value) {
     default_spec(pod);
+    let is_gated = !object::array(pod, "/spec/schedulingGates").is_empty();
     let status = object::child(pod, "status");
     // podStrategy.PrepareForCreate: a user does not decide on the status of a new pod, so a given status is dropped.
     status.clear();
     status.insert("phase".to_owned(), Value::from("Pending"));
+    if is_gated {
+        let condition = json!({
+            "type": "PodScheduled", "status": "False", "reason": "SchedulingGated",
+            "message": "Scheduling is blocked due to non-empty scheduling gates",
+        });
+        status.insert("conditions".to_owned(), json!([condition]));
+    }
 }
 
 /// Fills in the defaults of a pod's spec, as on every write: those that a test or a daemon may read.
