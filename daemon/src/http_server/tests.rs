@@ -120,7 +120,7 @@ async fn the_timeout_of_the_first_request_begins_with_the_connection(#[case] sen
     assert_eq!(seconds_to_end(&mut client).await, 6);
 }
 
-/// Pings keep connections of HTTP/2 alive, so requests alone count for these.
+/// A client can keep an idle HTTP/2 connection open with pings, so the time limit counts requests alone.
 #[tokio::test(start_paused = true)]
 async fn a_connection_of_http2_is_overdue_without_requests() {
     let head = Duration::from_secs(10);

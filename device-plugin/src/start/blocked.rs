@@ -78,19 +78,7 @@ impl StartBlocked {
             Self::Spec { .. } => "spec",
             Self::NoInjection { .. } | Self::LimitsUnknown => "no_injection",
             Self::NotAdopted(_) => "unplaced",
-            Self::Refused { refusal, .. } => match refusal {
-                StartRefusal::Unplaced(_) => "unplaced",
-                StartRefusal::Unavailable(_) => "unavailable",
-                StartRefusal::NoCapacity(_) => "no_room",
-                StartRefusal::AllDevicesForbidden => "all_devices_forbidden",
-                StartRefusal::Unknown => "unproven",
-                StartRefusal::Mismatch { .. }
-                | StartRefusal::NotAllDevices { .. }
-                | StartRefusal::Limits { .. }
-                | StartRefusal::Overridden { .. }
-                | StartRefusal::SetsLimit { .. }
-                | StartRefusal::OverridesVoid { .. } => "mismatch",
-            },
+            Self::Refused { refusal, .. } => refusal.label(),
         }
     }
 

@@ -86,19 +86,28 @@ impl StartRefusal {
     }
 
     pub(crate) fn event_reason(&self) -> &'static str {
+        self.event_reason_and_label().0
+    }
+
+    /// The reason as a label of the metric `held_containers`.
+    pub(crate) fn label(&self) -> &'static str {
+        self.event_reason_and_label().1
+    }
+
+    fn event_reason_and_label(&self) -> (&'static str, &'static str) {
         match self {
-            Self::Unplaced(_) => "GPUNotPlaced",
-            Self::Unavailable(_) => "GPUUnavailable",
-            Self::NoCapacity(_) => "GPUOvercommitted",
+            Self::Unplaced(_) => ("GPUNotPlaced", "unplaced"),
+            Self::Unavailable(_) => ("GPUUnavailable", "unavailable"),
+            Self::NoCapacity(_) => ("GPUOvercommitted", "no_room"),
             // The record, and an answer or a variable that a container keeps for good, do not agree.
             Self::Mismatch { .. }
             | Self::NotAllDevices { .. }
             | Self::Limits { .. }
             | Self::Overridden { .. }
             | Self::SetsLimit { .. }
-            | Self::OverridesVoid { .. } => "GPUMismatch",
-            Self::AllDevicesForbidden => "GPUAllDevicesForbidden",
-            Self::Unknown => "GPUNotReady",
+            | Self::OverridesVoid { .. } => ("GPUMismatch", "mismatch"),
+            Self::AllDevicesForbidden => ("GPUAllDevicesForbidden", "all_devices_forbidden"),
+            Self::Unknown => ("GPUNotReady", "unproven"),
         }
     }
 }

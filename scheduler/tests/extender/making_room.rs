@@ -279,8 +279,8 @@ async fn nothing_is_evicted_before_the_wait_is_over() {
 
 /// kube-scheduler asks about a pod before the watch shows it: the pod is remembered for half a minute.
 #[rstest]
-#[case::soon(29, 1)]
-#[case::never(30, 0)]
+#[case::in_time(29, 1)]
+#[case::too_late(30, 0)]
 #[tokio::test(start_paused = true)]
 async fn a_pod_that_no_watch_shows_is_forgotten(#[case] shown_after: u64, #[case] n_evicted: usize) {
     let making = Making::hole(true);

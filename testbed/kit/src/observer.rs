@@ -232,7 +232,7 @@ fn key(object: &impl ResourceExt) -> String {
     }
 }
 
-/// The pause before a failed watch starts again. kube's own grows to 30 s, and shrinks only after two minutes without a failure.
+/// The pause before a failed watch starts again. kube's default grows to 30 s, and is reset only after two minutes.
 struct RetryInterval;
 
 impl Iterator for RetryInterval {

@@ -29,7 +29,7 @@ pub(super) const SCENARIOS: &[Scenario] = scenarios! {
         "a scheduler that is killed after an eviction for another pod evicts no further pod when it is back";
 };
 
-/// Takes half a minute, since the scheduler does not look sooner again at a pod for which it found no room: runs beside the others.
+/// On another cluster than the others: the scheduler looks again after half a minute at a pod for which it could make no room.
 pub(super) const WITH_BUDGET: &[Scenario] = scenarios! {
     needs "a scheduler with other flags, at a known address", on [Plain], within with_rights(world):
     "make-room-budget" => budget_is_kept,

@@ -1,8 +1,8 @@
 //! Builders for tests.
 
 use placement::{
-    Device, DeviceRef, DeviceType, DeviceView, Fleet, HeldMemory, HeldPart, Hints, Holdings, Inventory,
-    Memory, NodeId, OwnerId, Placement, Reason, RequestedMemory, ShareRequest,
+    Device, DeviceRef, DeviceType, DeviceView, Evictable, Fleet, HeldMemory, HeldPart, Hints, Holdings,
+    Inventory, Memory, NodeId, OwnerId, Placement, Reason, RequestedMemory, ShareRequest,
 };
 
 pub(crate) const MIB: u64 = 1 << 20;
@@ -32,6 +32,19 @@ pub(crate) fn inventory(node: &str, mib: &[u64]) -> Inventory {
         gpus,
         unit_bytes: Some(MIB),
         ..Inventory::default()
+    }
+}
+
+/// A pod that may be evicted, without budgets.
+pub(crate) fn evictable(owner: &str, priority: i32) -> Evictable {
+    Evictable {
+        owner: owner.into(),
+        priority,
+        started: 0,
+        is_leaving: false,
+        is_forced: false,
+        budgets: Vec::new(),
+        frees: Vec::new(),
     }
 }
 

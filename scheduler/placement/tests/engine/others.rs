@@ -3,14 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use placement::{
-    Device, DevicePolicy, DeviceRef, DeviceRequest, DevicesOfType, Evictable, Fleet, HeldPart, Hints,
-    Holdings, Inventory, NamedAmounts, NodeRequest, OwnerId, Placement, Preemption, Reason, RequestedGpus,
-    Violation,
+    Device, DevicePolicy, DeviceRef, DeviceRequest, DevicesOfType, Fleet, HeldPart, Hints, Holdings,
+    Inventory, NamedAmounts, NodeRequest, OwnerId, Placement, Preemption, Reason, RequestedGpus, Violation,
 };
 use proptest::prelude::*;
 use rstest::rstest;
 
-use crate::build::{gpu, units};
+use crate::build::{evictable, gpu, units};
 
 fn amounts(pairs: &[(&str, u64)]) -> NamedAmounts {
     pairs
@@ -122,15 +121,7 @@ fn holders_of_the_requested_devices_are_evicted(
             ..HeldPart::new(kind.into(), DeviceRef::Minor(minor))
         };
         fleet.hold(&owner.into(), "n", Holdings::from(vec![part]));
-        pods.push(Evictable {
-            owner: owner.into(),
-            priority,
-            started: 0,
-            is_leaving: false,
-            is_forced: false,
-            budgets: Vec::new(),
-            frees: Vec::new(),
-        });
+        pods.push(evictable(owner, priority));
     }
     let request = NodeRequest {
         gpus: RequestedGpus::Nothing,

@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
 use rstest::rstest;
 
-use crate::build::{GIB, gpu, one_node};
+use crate::build::{GIB, evictable, gpu, one_node};
 
 /// A pod of a test with its holdings, priority and budgets.
 #[derive(Clone, Debug)]
@@ -22,20 +22,10 @@ struct Running {
 }
 
 fn running(name: &str, priority: i32, shares: &[(u32, u64)]) -> Running {
-    let owner = OwnerId::from(name);
-    let pod = Evictable {
-        owner,
-        priority,
-        started: 0,
-        is_leaving: false,
-        is_forced: false,
-        budgets: Vec::new(),
-        frees: Vec::new(),
-    };
     Running {
         shares: shares.to_vec(),
         core: 0,
-        pod,
+        pod: evictable(name, priority),
     }
 }
 

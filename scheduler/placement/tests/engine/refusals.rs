@@ -126,15 +126,7 @@ fn a_closed_gpu_takes_no_new_pod_and_keeps_its_holders() {
     assert!(!fleet.admits(id, &placement));
     let refused = fleet.reserve(&"late".into(), id, &placement).unwrap_err();
     assert_eq!(refused.to_string(), "GPU n-0 is closed for maintenance");
-    let pods = [placement::Evictable {
-        owner: "holder".into(),
-        priority: 0,
-        started: 0,
-        is_leaving: false,
-        is_forced: false,
-        budgets: Vec::new(),
-        frees: Vec::new(),
-    }];
+    let pods = [crate::build::evictable("holder", 0)];
     let preemption = placement::Preemption {
         pods: &pods,
         budgets: &[],
